@@ -1,15 +1,12 @@
 """Measured changes of a training step, each beside the trace that it is to be predicted from.
 
-A recording is a process of its own: a step is recorded as `daydream collect` does and the trace is
-saved, then every change is made for real. Blocks of all variants take turns, every other round
-backwards; a ratio is the median over rounds of variant over unchanged. `again` is the unchanged
-step once more (A/A): a recording where it is further than 5 % from 1 is left out and made again.
-glibc hands freed memory back or keeps it, which depends on what a process did before: a convolutional
-net's step took 54 ms until the profiler had run in its process, and 45 ms behind it, and the trace is of one
-of them. So malloc is told to keep it: both then take 45 ms.
-So is one whose unchanged step ran at another speed by more than 10 % when it was recorded, where
-the script says that this matters. Nothing is predicted here: `validation/ledger.py` does that from
-the traces alone.
+A recording is a process of its own: a step is recorded as `daydream collect` does and the trace is saved, then every
+change is made for real. Blocks of all variants take turns, every other round backwards; a ratio is the median over
+rounds of variant over unchanged. `again` is the unchanged step once more (A/A): a recording where it is further than
+5% from 1 is left out and made again. So is one whose unchanged step ran at another speed by more than 10% when it was
+recorded. malloc is told to keep freed memory: whether glibc hands it back depends on what a process did before, and a
+convolutional net's step took 54 ms until the profiler had run in its process, and 45 ms after it. Nothing is predicted
+here: `validation/evaluate.py` does that from the traces alone.
 """
 
 from __future__ import annotations
@@ -41,17 +38,11 @@ Change = tuple[str, dict[str, Any]]  # the optimization that predicts it, and it
 
 
 def main(
-    about: str | None,
-    script: str,
-    models: Sequence[str],
-    recording: Callable[..., dict[str, Any]],
-    titles: Sequence[str] = (),
-) -> Path | None:
-    """Run a script that records: write traces and one JSON document; return their folder.
+    about: str | None, script: str, models: Sequence[str], recording: Callable[..., dict[str, Any]]
+) -> None:
+    """Run a script that records: write traces and one JSON document, `measured.json`.
 
-    `recording` is given a model's name and where to save its trace; the script runs it in new
-    processes of itself (where None is returned). With `titles` one can ask for some changes alone:
-    it is given these as well, and what is recorded stands beside the recordings that were there.
+    `recording` is given a model's name and where to save its trace; the script runs it in new processes of itself.
     """
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="which models; all without")
@@ -59,45 +50,32 @@ def main(
     parser.add_argument("--repeats", type=int, default=REPEATS, help="recordings of each model that count")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no recording later than this")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    if titles:
-        parser.add_argument(
-            "--only", action="append", choices=titles, help="make this change alone, in further recordings"
-        )
-    parser.set_defaults(only=None)
     options = parser.parse_args()
-    some = [options.only] if options.only else []
-    if options.one:
-        print(json.dumps(recording(options.one, options.output, *some)))
-        return None
     folder: Path = options.output
+    if options.one:
+        print(json.dumps(recording(options.one, folder)))
+        return
     folder.mkdir(exist_ok=True, parents=True)
     page = folder / "measured.json"
-    document = json.loads(page.read_text()) if page.exists() else {"recordings": {}}
+    document = json.loads(page.read_text()) if page.exists() else {"recordings": {}, "left_out": {}}
     names = options.models or list(models)
-    there = {name: _of_others(document["recordings"].get(name, []), options.only) for name in names}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    left_out = {name: document.get("left_out", {}).get(name, 0) if there[name] else 0 for name in names}
+    document["left_out"] |= dict.fromkeys(names, 0)
     until = time.monotonic() + 60 * options.minutes
     for name in names * MOST_TRIES:  # models take turns
         if len(found[name]) < options.repeats and time.monotonic() < until:
-            trace = folder / f"{name}-{len(there[name]) + len(found[name]) + 1}.parquet"
-            one = _in_process(script, name, trace, *some)
+            trace = folder / f"{name}-{len(found[name]) + 1}.parquet"
+            one = _in_process(script, name, trace)
             quiet = all(abs(one.get(what, 1.0) - 1) <= limit for what, limit in QUIET.items())
             if quiet:
                 found[name].append({"trace": trace.name, **one})
             else:
-                left_out[name] += 1
+                document["left_out"][name] += 1
                 trace.unlink()
-            ratios = {title: change["measured"] for title, change in one["changes"].items()}
-            said = "ok" if quiet else "restless"
-            print(name, said, {**one, "changes": ratios}, file=sys.stderr, flush=True)
+            print(name, "ok" if quiet else "restless", one, file=sys.stderr, flush=True)
             document["machine"] = _machine()
-            document["recordings"].update(
-                {model: there[model] + kept for model, kept in found.items() if kept}
-            )
-            document["left_out"] = {**document.get("left_out", {}), **left_out}
+            document["recordings"] |= {model: kept for model, kept in found.items() if kept}
             page.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return folder
 
 
 def record(base: Step, path: Path, steps: int = CAPTURED) -> float:
@@ -142,18 +120,10 @@ def measured(
     }
 
 
-def _of_others(recordings: list[dict[str, Any]], only: list[str] | None) -> list[dict[str, Any]]:
-    """Return the recordings that stay where some changes are recorded alone: those of other changes."""
-    return [one for one in recordings if set(one["changes"]) - set(only)] if only else []
-
-
-def _in_process(script: str, name: str, trace: Path, only: Sequence[str] = ()) -> dict[str, Any]:
-    asked = [part for title in only for part in ("--only", title)]
-    done = subprocess.run(
-        [sys.executable, script, "--one", name, "-o", str(trace), *asked],
-        stdout=subprocess.PIPE, text=True, check=True,
-        env={**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def _in_process(script: str, name: str, trace: Path) -> dict[str, Any]:
+    environment = {**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, script, "--one", name, "-o", str(trace)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

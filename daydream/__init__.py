@@ -6,6 +6,27 @@
     print(daydream.replay(trace).error)
     print(daydream.whatif(trace, "amp").speedup)
 
+What to call, each with a `help` of its own:
+
+    load              a trace from any file that `daydream import` accepts, or a folder of ranks
+    collect           record training steps: `with daydream.collect("trace.parquet"):` around them
+    handler           the same by torch.profiler: what it calls when a trace is ready
+
+    replay            the step simulated unchanged, and how far that is from what was measured
+    explain           why the step takes its time, and what would shorten it
+    rank              every change that applies, sorted by what it saves
+    whatif            the step after one change, or several: "amp+fused-adam", or a function of yours
+    sweep, scaling    every combination of options' values; many workers from the trace of one
+    compare           two traces, or a prediction and what came of it
+    memory_of         the peak of each device, and who holds it
+    curves            how the step depends on the speed of each part
+
+    build, simulate   the graph of a trace, to edit yourself, and the timeline of a graph
+    run_tool, tool    analyses over the events of a trace, shipped ones or yours
+
+Results are records (`.speedup`, `.predicted_ns`, `.to_json()`); a notebook shows them as tables. After
+`%load_ext daydream` a cell that begins with `%%daydream` is recorded. Every error is a `DaydreamError`.
+
 Names are loaded when they are first used, so that importing daydream costs nothing.
 """
 

@@ -113,3 +113,21 @@ def ask(hook: str, *args: Any, **options: Any) -> Any:
     """Return what the function of a hook answers."""
     module, name = _GIVEN[hook]
     return getattr(import_module(module), name)(*args, **options)
+
+
+class NotebookTables:
+    """Something that a notebook draws as HTML tables."""
+
+    def _repr_html_(self) -> str:
+        return str(ask("html", self))
+
+
+class NotebookFigure(NotebookTables):
+    """Something that there is a figure of, too."""
+
+    def plot(self, **options: Any) -> Any:
+        """Return a `matplotlib.figure.Figure`; a step's timeline takes `step`, a number.
+
+        Raises `DaydreamError` if matplotlib is not installed: it comes with the extra `notebook`.
+        """
+        return ask("figure", self, **options)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import AFTER, Allocations, parts_of, place_before, unchanged
+from daydream.memory import AFTER, Allocations, unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -196,6 +196,8 @@ def foreach_optimizer(graph: Graph, *, tensors_per_kernel: int = 64) -> None:
 
 def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
     """Let the update make what it makes on its way for all parameters at once."""
+    from daydream.memory import parts_of, place_before
+
     steps = parts_of(held, held.where(phase="optimizer"), held["step"])
     temporary = held.where(phase="optimizer", kind="temporary")
     decays = bool((temporary & held.where(op=ADDED_DECAY)).any())

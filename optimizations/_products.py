@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from daydream.optimizations._layers import gradient_parts
-
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
     Retimed,
@@ -23,7 +21,7 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, in_phase, kept_calls, unchanged
+from daydream.memory import Allocations, unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
 
@@ -306,6 +304,8 @@ def _on_sparse_units(
 ) -> None:
     forward = _sparse(graph, products.work)
     backward = graph.select(kind="kernel", phase="backward", layer=layer, op=linear_operators())
+    from daydream.optimizations._layers import gradient_parts
+
     of_inputs = gradient_parts(graph, backward).inputs
     backward = backward[of_inputs >= 1]
     gaining = forward | _sparse(graph, backward)
@@ -431,6 +431,8 @@ def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: 
 
 def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **options: Any) -> None:
     """Keep rounded operands and their masks for the backward pass, or hold weights in 8 bits."""
+    from daydream.memory import in_phase, kept_calls
+
     products = kept_calls(held, linear_operators(), layer)
     if not len(products):
         raise NotApplicableError("no memory of this trace is due to linear layers")

@@ -45,7 +45,7 @@ SUM = r"^aten::add_?$"
 OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|scaled_dot_product_attention)$"
 
 # A block, a saved tensor, and at most for caches that the block's data went through: how this grows is
-# measured by benchmarks/checkpoint_calls.py.
+# measured by benchmarks/checkpoint_calls.py of b281a3aa.
 FORWARD_NS, BACKWARD_NS = (50_000, 6_900, 170_000), (82_000, 12_300, 110_000)
 RANDOM_STATE = 5056  # bytes: `torch.get_rng_state()` of the CPU's generator, a Mersenne twister
 COLD_NS = 9e-3  # for each byte that a block moves

@@ -21,7 +21,7 @@ from daydream.costs import (
     operators_that,
     work,
 )
-from daydream.memory import Allocations, within
+from daydream.memory import Allocations
 from daydream.model import (
     CompiledPart,
     breaks_of,
@@ -249,6 +249,8 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     forward = held.where(phase=("forward", "loss"))
     if layers is not None:
         forward = forward & (held.where(layer=layers) | held.where(layer=f"{layers}.*"))
+    from daydream.memory import within
+
     fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
     matrix = held.where(end_op=nodes_that(lambda op: op.is_matrix))
     saved = fused & held.where(kind="activation", end_phase="backward") & ~matrix

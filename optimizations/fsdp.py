@@ -47,8 +47,8 @@ class Calls(NamedTuple):
         return self.unit + self.parameter * parameters
 
 
-# Hooks and calls of torch 2.13.0 on an x86 server CPU, one thread: what `benchmarks/sharding_calls.py` finds
-# on parameters of 16 values. On a GPU the calls of streams and events come on top.
+# Hooks and calls of torch 2.13.0 on an x86 server CPU, one thread: what `benchmarks/sharding_calls.py`
+# of b281a3aa finds on parameters of 16 values. On a GPU the calls of streams and events come on top.
 FORWARD, BACKWARD = Calls(370_000, 21_000), Calls(205_000, 13_000)  # with a gather, before either pass
 SCATTER = Calls(270_000, 21_000)
 # An update calls operators on sharded parameters (`DTensor`): with all in one call so much a parameter, else

@@ -1,6 +1,7 @@
 """No test reads or writes the cache of whoever runs it; those of the cache name a folder of their own."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ settings.load_profile("daydream")
 SKIPPED = os.environ.get(
     "SKIPPED_TESTS"
 )  # a file that gets the ids of what is skipped: `pytest @FILE` runs it
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config, items):
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
 
 
 def pytest_runtest_logreport(report):

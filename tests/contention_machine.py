@@ -6,8 +6,6 @@ all transfers. In each slice whatever runs proceeds by the slice divided by its 
 counterpart runs too. Nothing here knows the formulas that are tested with it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +22,7 @@ class Work:
 
     name: str
     us: float
-    after: list[Work] = field(default_factory=list)
+    after: list = field(default_factory=list)
     correlation: int = -1
     left: float = 0.0
     launched: float = 0.0

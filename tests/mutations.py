@@ -3,9 +3,7 @@
 Each is made in the rows of a recording, in place; what is derived of them is derived again.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,7 +11,6 @@ from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers import join_ranks
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
-from daydream.trace.trace import Trace
 
 Mutation = Callable[[Recording, np.random.Generator], None]
 DERIVED = ("parent", "step", "phase", "op", "layer")
@@ -23,7 +20,7 @@ LEAST = 0.01
 MOST = 0.05  # of the rows, that are lost
 
 
-def hand_offs_later(rows: Recording, seed: np.random.Generator) -> None:
+def hand_offs_later(rows, seed):
     """Threads go on 1 to 50 us later after a pause, where nothing is in the way."""
     host = rows.is_kind(*HOST_KINDS)
     start = np.asarray(rows["start_ns"], np.int64)
@@ -43,17 +40,17 @@ def hand_offs_later(rows: Recording, seed: np.random.Generator) -> None:
     rows.columns["start_ns"] = start
 
 
-def lost(*kinds: str) -> Mutation:
+def lost(*kinds):
     """1 to 5 % of the rows of these kinds were not recorded."""
     return lambda rows, seed: _keep(rows, ~_some(rows.is_kind(*kinds), seed))
 
 
-def without(kind: str) -> Mutation:
+def without(kind):
     """No row of a kind was recorded."""
     return lambda rows, _seed: _keep(rows, ~rows.is_kind(kind))
 
 
-def threads_renumbered(rows: Recording, seed: np.random.Generator) -> None:
+def threads_renumbered(rows, seed):
     """Threads have other numbers, in another order."""
     tid = rows["tid"]
     unknown = FIELDS["tid"].null
@@ -66,13 +63,13 @@ def threads_renumbered(rows: Recording, seed: np.random.Generator) -> None:
         rows.columns["waker"] = np.where(known, other[place], FIELDS["waker"].null)
 
 
-def launches_unknown(rows: Recording, seed: np.random.Generator) -> None:
+def launches_unknown(rows, seed):
     """Of 1 to 5 % of the calls nothing tells what they launched."""
     lost = _some(rows.is_kind("runtime"), seed)
     rows.columns["correlation"] = np.where(lost, -1, rows["correlation"])
 
 
-def whole_microseconds(rows: Recording, _seed: np.random.Generator) -> None:
+def whole_microseconds(rows, _seed):
     """Times are written in whole microseconds."""
     start = np.asarray(rows["start_ns"], np.int64)
     end = (start + rows["duration_ns"]) // 1000 * 1000
@@ -80,7 +77,7 @@ def whole_microseconds(rows: Recording, _seed: np.random.Generator) -> None:
     rows.columns["duration_ns"] = end - rows.columns["start_ns"]
 
 
-def window_cut(rows: Recording, seed: np.random.Generator) -> None:
+def window_cut(rows, seed):
     """The recording begins or ends within another step: a fifth of it is missing."""
     start = np.asarray(rows["start_ns"], np.int64)
     first = int(start.min())
@@ -89,14 +86,14 @@ def window_cut(rows: Recording, seed: np.random.Generator) -> None:
     _keep(rows, (start >= cut) if seed.random() < 0.5 else (start <= last + first - cut))
 
 
-def device_clock(rows: Recording, seed: np.random.Generator) -> None:
+def device_clock(rows, seed):
     """The device's clock is up to 5 us ahead or behind."""
     shift = int(seed.integers(-5_000, 5_001))
     start = np.asarray(rows["start_ns"], np.int64) + shift * rows.is_kind(*DEVICE_KINDS)
     rows.columns["start_ns"] = start - min(int(start.min()), 0)
 
 
-def names_alike(rows: Recording, seed: np.random.Generator) -> None:
+def names_alike(rows, seed):
     """A tenth of the kernels' and operators' names are those of others."""
     named = rows.is_kind("operator", "kernel")
     codes = np.unique(rows["name"][named])
@@ -106,7 +103,7 @@ def names_alike(rows: Recording, seed: np.random.Generator) -> None:
     rows.columns["name"] = np.where(named, other[rows["name"]], rows["name"])
 
 
-def no_step_markers(rows: Recording, _seed: np.random.Generator) -> None:
+def no_step_markers(rows, _seed):
     """The program marked no steps."""
     marks = {step["name"] for step in rows.metadata.get("steps", ())}
     marked = rows.whose_name(lambda name: name in marks or name.startswith("ProfilerStep"))
@@ -131,15 +128,15 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
-def _some(rows: np.ndarray, seed: np.random.Generator) -> np.ndarray:
+def _some(rows, seed):
     return np.asarray(rows & (seed.random(len(rows)) < seed.uniform(LEAST, MOST)))
 
 
-def _keep(rows: Recording, kept: np.ndarray) -> None:
+def _keep(rows, kept):
     rows.columns = {name: column[kept] for name, column in rows.columns.items()}
 
 
-def _launched_ns(rows: Recording) -> np.ndarray:
+def _launched_ns(rows):
     """Return when what each call launched begins, far away for other rows."""
     begins = np.full(int(rows["correlation"].max(initial=0)) + 2, 2**60)
     device = rows.is_kind(*DEVICE_KINDS)
@@ -148,7 +145,7 @@ def _launched_ns(rows: Recording) -> np.ndarray:
     return np.where(rows.is_kind("runtime"), begins[rows["correlation"]], 2**60)
 
 
-def mutated(trace: Trace, names: Sequence[str], seed: int) -> Trace:
+def mutated(trace, names, seed):
     """Return a trace as if it had been recorded otherwise; operators, layers and steps are derived anew."""
     chance = np.random.default_rng(seed)
     found = []

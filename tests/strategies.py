@@ -1,7 +1,5 @@
 """Plans for tests: drawn by hand in one line a task, or at random with every feature a plan can have."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ for the last bucket, long after that has been reduced. How long transfers may ge
 feels it can be read off the recording.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,13 +3,10 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent.parent / "validation"))
 from answer_changes import as_new
 from answer_truths import Truth
-from answers import compare, report, same
-from asked import asked, flat
+from answers import compare, report
 
 QUESTION = "whatif scale --on gpu --factor 0.5"
 TRUTHS = {"t": [Truth("scale", {"on": "gpu", "factor": 0.5}, ratio=0.8)]}
@@ -34,25 +31,6 @@ def differences(old, new, kept=None, truths=None, question=QUESTION):
     return found, {row.key: row.owner for row in found.rows}
 
 
-def test_numbers_go_by_what_they_are_called():
-    document = {
-        "a_ns": 1,
-        "name": "x",
-        "none": None,
-        "yes": True,
-        "rows": [{"optimization": "amp", "ns": 2}, {"optimization": "amp", "ns": 3}, {"n": 4}, 5],
-    }
-    assert flat(document) == {
-        "/a_ns": 1,
-        "/none": None,
-        "/rows/amp/ns": 2,
-        "/rows/amp#1/ns": 3,
-        "/rows/2/n": 4,
-        "/rows/3": 5,
-    }
-    assert asked("scale", {"on": "gpu", "factor": 0.5}) == QUESTION
-
-
 def test_old_keys_have_todays_names():
     old = {
         "/predicted_ns": 1,
@@ -61,29 +39,6 @@ def test_old_keys_have_todays_names():
         "/optimizations/amp/as_run/after_ns": 3,
     }
     assert as_new(old) == {"/predicted_ns": 2, "/changes/amp/predicted_ns": 3}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "is_same"),
-    [
-        (10, 11, True),
-        (10, 12, False),
-        (1.0, 1.0 + 1e-7, True),
-        (1.0, 1.001, False),
-        (None, None, True),
-        (None, 0, False),
-    ],
-)
-def test_values_are_the_same_but_for_the_last_digit(old, new, is_same):
-    assert same(old, new) is is_same
-
-
-def test_equal_answers_leave_nothing(capsys):
-    found, rows = differences(answer(500), answer(500))
-    assert not rows
-    assert found.equal == 4
-    assert report("x", found) == 0
-    assert "owned by nobody: 0 values of 0 answers" in capsys.readouterr().out
 
 
 def test_a_difference_that_nobody_owns_is_printed(capsys):

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +25,6 @@ def test_distinct_values_are_those_of_numpy(values):
 def test_percentiles_are_those_of_numpy_to_the_last_bit(values, percents):
     assert percentile(values, percents).tolist() == np.percentile(values, percents).tolist()
     assert float(percentile(values, percents[0])) == float(np.percentile(values, percents[0]))
-
-
-def test_no_values_have_no_distinct_ones_and_no_percentile():
-    assert unique(np.empty(0, np.int64)).tolist() == []
-    with pytest.raises(IndexError):
-        percentile([], 50)
 
 
 SMALL = st.lists(

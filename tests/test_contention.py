@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from contention_machine import UPDATE, Machine
+from graph.small_graphs import kernels
 
 import daydream
 from daydream import GraphError
@@ -75,14 +76,14 @@ def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
     machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
 
     def exchange(graph):
-        for kernels in graph.select(kind="kernel").group_by("step"):
-            backward = kernels.ids[-machine.layers - 1 : -1]
+        for work in kernels(graph).group_by("step"):
+            backward = work.ids[-machine.layers - 1 : -1]
             for number, done in enumerate(reversed(backward.tolist())):
                 if number % machine.every == 0:
                     graph.insert(
                         "reduce", kind="collective", lane="stream 20", gap_ns=1000,
                         duration_ns=machine.transfer_us * 1000,
-                        after=[done], before=[kernels.where(name=UPDATE)],
+                        after=[done], before=[work.where(name=UPDATE)],
                     )  # fmt: skip
 
     found = daydream.whatif(recorded(alone), exchange, contention=factors).predicted_ns / 1000

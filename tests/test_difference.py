@@ -31,6 +31,11 @@ def step(at, *kernels, layer="fc", operator="aten::mm"):
     return rows
 
 
+def one_step(*kernels, **how):
+    """A trace of two steps, of which the first does not count."""
+    return trace(step(0), step(100, *kernels, **how), steps=(0, 100, 200))
+
+
 def of(parts):
     return {(each.before, each.after): each for each in parts}
 
@@ -63,8 +68,8 @@ def test_a_step_is_the_mean_of_those_that_were_measured():
 
 
 def test_a_kernel_of_another_name_in_the_same_layer_and_operator_has_replaced_it():
-    before = trace(step(0), step(100, ("gemm32", 20), ("gemm32", 10), ("relu", 3)), steps=(0, 100, 200))
-    after = trace(step(0), step(100, ("gemm16", 8), ("relu", 3), ("cast", 1)), steps=(0, 100, 200))
+    before = one_step(("gemm32", 20), ("gemm32", 10), ("relu", 3))
+    after = one_step(("gemm16", 8), ("relu", 3), ("cast", 1))
 
     first, second = daydream.compare(before, after).kernels
     assert (first.before, first.after, first.state) == (("gemm32",), ("gemm16", "cast"), "replaced")
@@ -94,9 +99,17 @@ def test_what_is_new_or_vanished_is_named():
     assert "vanished: pad" in text
 
 
+def test_the_largest_change_comes_first():
+    sizes = {"a": (5, 5), "b": (9, 2), "c": (2, 5)}
+    rows = [step(100, *((name, pair[side]) for name, pair in sizes.items())) for side in (0, 1)]
+    found = daydream.compare(*(trace(step(0), each, steps=(0, 100, 200)) for each in rows))
+
+    assert [each.before[0] for each in found.kernels] == ["b", "c", "a"]
+
+
 def test_layers_that_are_called_otherwise_do_not_hide_that_the_work_is_the_same():
-    before = trace(step(0), step(100, ("gemm", 20), layer="fc"), steps=(0, 100, 200))
-    after = trace(step(0), step(100, ("gemm", 20), layer="model.fc"), steps=(0, 100, 200))
+    before = one_step(("gemm", 20), layer="fc")
+    after = one_step(("gemm", 20), layer="model.fc")
 
     found = daydream.compare(before, after)
     assert [each.state for each in found.kernels] == ["same"]
@@ -105,8 +118,8 @@ def test_layers_that_are_called_otherwise_do_not_hide_that_the_work_is_the_same(
 
 
 def test_another_operator_in_the_same_layer_has_taken_its_place():
-    before = trace(step(0), step(100, ("a", 20), operator="aten::cudnn_convolution"), steps=(0, 100, 200))
-    after = trace(step(0), step(100, ("b", 10), operator="aten::miopen_convolution"), steps=(0, 100, 200))
+    before = one_step(("a", 20), operator="aten::cudnn_convolution")
+    after = one_step(("b", 10), operator="aten::miopen_convolution")
 
     found = daydream.compare(before, after)
     assert of(found.operators).keys() == {(("aten::cudnn_convolution",), ("aten::miopen_convolution",))}
@@ -122,14 +135,6 @@ def test_a_call_of_an_operator_counts_once_in_however_many_pieces():
     (operator,) = [each for each in found.cpu if each.operator == "aten::mm"]
     assert operator.before_count == 1
     assert operator.before_ns == (40 - 2 * 5) * US  # here the two launches say not whose they are
-
-
-def test_the_largest_change_comes_first():
-    sizes = {"a": (5, 5), "b": (9, 2), "c": (2, 5)}
-    rows = [step(100, *((name, pair[side]) for name, pair in sizes.items())) for side in (0, 1)]
-    found = daydream.compare(*(trace(step(0), each, steps=(0, 100, 200)) for each in rows))
-
-    assert [each.before[0] for each in found.kernels] == ["b", "c", "a"]
 
 
 def test_a_cpu_trace_is_compared_by_its_operators():
@@ -184,7 +189,7 @@ def test_a_prediction_is_set_beside_what_came_of_it():
 
 
 def test_a_trace_is_not_different_from_itself():
-    same = trace(step(0), step(100, ("gemm", 20), ("relu", 3)), steps=(0, 100, 200))
+    same = one_step(("gemm", 20), ("relu", 3))
     found = daydream.compare(same, same, names=("t", "t"))
 
     assert found.change_ns == 0
@@ -194,12 +199,14 @@ def test_a_trace_is_not_different_from_itself():
     assert [found.before.name, found.after.name] == ["t (before)", "t (after)"]
 
 
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(daydream.GraphError, match="step"):
+        daydream.compare(trace(step(0), steps=(0, 100)), trace(step(0)))
+
+
 def test_the_table_holds_every_part():
     pytest.importorskip("pandas")
-    found = daydream.compare(
-        trace(step(0), step(100, ("gemm32", 20)), steps=(0, 100, 200)),
-        trace(step(0), step(100, ("gemm16", 5)), steps=(0, 100, 200)),
-    )
+    found = daydream.compare(one_step(("gemm32", 20)), one_step(("gemm16", 5)))
     table = found.to_pandas()
 
     assert set(table["part"]) == {"phase", "cause", "layer", "operator", "kernel", "cpu"}
@@ -209,11 +216,6 @@ def test_the_table_holds_every_part():
         "replaced",
         -15 * US,
     )
-
-
-def test_a_trace_without_steps_is_refused():
-    with pytest.raises(daydream.GraphError, match="step"):
-        daydream.compare(trace(step(0), steps=(0, 100)), trace(step(0)))
 
 
 # Laws -------------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ def test_steps_of_the_same_rank_stand_side_by_side():
     # Ranks that do not meet, each with steps of its own length: means are those of both ranks.
     one = job(5, cpu=(100, 300), meet=False)
     other = job(5, cpu=(300, 100), meet=False)
-    for before in (one, daydream.whatif(daydream.replay(one), "scale", on="gpu", factor=0.5)):
+    for before in (one, daydream.whatif(one, "scale", on="gpu", factor=0.5)):
         found = daydream.compare(before, other)
 
         assert sum(found.before.breakdown["by_cause"].values()) == (110 + 310) / 2 * US

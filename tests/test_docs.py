@@ -13,10 +13,7 @@ that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_docs.py` writes the outp
 the slow tests); read the difference.
 """
 
-from __future__ import annotations
-
 import contextlib
-import importlib
 import inspect
 import io
 import os
@@ -241,58 +238,6 @@ def known_options(words):
         if ".py" in words[1]:  # a reader's file, with options of its own
             own = {word for word in words if word.startswith("--")}
     return own | {"--help"} | {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-
-
-# The pages that are made -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hooks(monkeypatch):
-    """Import what mkdocs imports, by its name in docs/hooks/."""
-    monkeypatch.syspath_prepend(DOCS / "hooks")
-    return importlib.import_module
-
-
-def test_markdown_of_a_code_host_becomes_that_of_the_site(hooks):
-    written = """\
-Text:
-- one
-  more of it
-
-  ```toml
-  a = 1
-  ```
-- two, [out](../README.md), [in](page.md)
-<!-- a comment -->
-| a | `b \\| c` |
-|---|---|
-
-```sh
-- left alone
-```
-"""
-    wanted = """\
-Text:
-
-- one
-    more of it
-
-    ```toml
-    a = 1
-    ```
-
-- two, out, [in](page.md)
-
-| a | <code>b &#124; c</code> |
-|---|---|
-
-```sh
-- left alone
-```
-"""
-    found = hooks("readable_markdown").for_the_site(written, "here.md")
-
-    assert found == wanted
 
 
 # The site ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What optimizations may import, and that what is promised to them changes on purpose only.
 
 After a change that is meant, `DAYDREAM_GOLDEN=write pytest tests/test_extension_page.py` writes the
-signatures and the rows of docs/extending.md again; read the difference: what goes or changes its meaning
+signatures again; read the difference: what goes or changes its meaning
 needs an alias for a release.
 """
 
@@ -54,10 +54,6 @@ def is_promised(module, name):
         return name in getattr(made, "__all__", vars(made))
     theirs = (sibling, "apply", "memory")
     return of == "daydream.optimizations" and (sibling.startswith("_") or name in theirs)
-
-
-def test_90_names_at_most_are_promised():
-    assert sum(len(importlib.import_module(package).__all__) for package in PACKAGES[1:]) <= 90
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -146,49 +142,9 @@ def test_signatures_of_public_names_are_as_reviewed():
 # The page ----------------------------------------------------------------------------------------
 
 
-def row(package, name):
-    """Return the row of a function or class in the tables of the page, None for anything else."""
-    value = getattr(importlib.import_module(package), name)
-    if not inspect.isclass(value) and not inspect.isroutine(value):
-        return None
-    summary = inspect.cleandoc(value.__doc__).partition("\n\n")[0]
-    what = " ".join(summary.split()).removeprefix("Return ").rstrip(".")
-    given = ""
-    if inspect.isroutine(value):
-        parameters = inspect.signature(value).parameters.values()
-        given = ", ".join(
-            f"{'**' * (each.kind is each.VAR_KEYWORD)}{each.name}{'=' * (each.default is not each.empty)}"
-            for each in parameters
-        )
-        given = f"({given})"
-    cells = [f"`{name}{given}`", what[:1].upper() + what[1:]]
-    return re.sub(" +", " ", f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-
-
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_the_page_has_a_row_for_each_promised_name(package):
     text = PAGE.read_text(encoding="utf-8")
     part = re.search(rf"^## `{re.escape(package)}`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
     shown = re.findall(r"^\| `(\w+)[^`]*` \| .*$", part, re.MULTILINE)
     assert sorted(shown) == sorted(importlib.import_module(package).__all__)
-
-    for name in shown:
-        found = re.search(rf"^\| `{name}\b[^`]*` \| .*$", part, re.MULTILINE)[0]
-        wanted = row(package, name) or found
-        if os.environ.get("DAYDREAM_GOLDEN") == "write":
-            text = text.replace(found, wanted)
-            PAGE.write_text(text, encoding="utf-8")
-        else:
-            assert found == wanted
-
-
-@pytest.mark.parametrize("package", PACKAGES[1:])
-def test_what_takes_or_gives_arrays_says_their_shape_or_order(package):
-    module = importlib.import_module(package)
-    for name in module.__all__:
-        value = getattr(module, name)
-        if inspect.isroutine(value) and "np.ndarray" in str(inspect.signature(value)):
-            assert "Returns:" in value.__doc__, name
-            assert "shape (" in value.__doc__, name
-        elif inspect.isclass(value) and "np.ndarray" in str(inspect.get_annotations(value)):
-            assert "Attributes:" in value.__doc__, name

@@ -4,8 +4,6 @@ Work that does not depend on the length drops out of differences: from 8 to 16 s
 as from 4 to 8, twice over. What grows as the square would come out as four times.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

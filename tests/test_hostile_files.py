@@ -1,7 +1,5 @@
 """What no file may do: each is the smallest input that once ended in a traceback, a hang or much memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -201,6 +199,23 @@ def test_metadata_of_another_type_is_refused(sound, tmp_path, change, part):
     said = refused(tmp_path, table_of(sound).replace_schema_metadata({b"daydream": text.encode()}))
 
     assert part in said
+
+
+def test_a_file_of_schema_1_tells_of_ranks_by_name(sound, tmp_path):
+    by_rank = {"ranks": [0, 1], "devices_by_rank": {"0": [{"name": "a"}], "1": [{"name": "b"}]}}
+    document = {**sound.metadata, "schema_version": 1, "devices": [{"name": "a"}], **by_rank}
+    table = table_of(sound).replace_schema_metadata({b"daydream": json.dumps(document)})
+    parquet.write_table(table, tmp_path / "old.parquet")
+    trace = Trace.load(tmp_path / "old.parquet")
+
+    own = [{"rank": 0, "devices": [{"name": "a"}]}, {"rank": 1, "devices": [{"name": "b"}]}]
+    assert (trace.metadata["ranks"], trace.metadata["schema_version"]) == (own, 2)
+    assert [trace.of_rank("devices", rank)[0]["name"] for rank in (0, 1)] == ["a", "b"]
+    assert (trace.of_rank("devices", 2), trace.of_rank("vendor", 1)) == (None, sound.metadata["vendor"])
+    for odd in (5, [[]], {"x": []}, {"0": [{"name": 5}]}):
+        text = json.dumps({**document, "devices_by_rank": odd})
+        said = refused(tmp_path, table.replace_schema_metadata({b"daydream": text}))
+        assert "metadata cannot be read" in said or "`$.ranks[0].devices[0].name`" in said
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"schema_version": 1', "\udcff"])

@@ -1,7 +1,5 @@
 """The page of all JSON is what the records say, and the JSON has the keys of the records."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The laws every run of the machine obeys, and the profiler traces it writes."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import pairwise

@@ -5,8 +5,6 @@ replays perfectly and predicts nonsense. So a trace of a few steps is written, c
 simulated, and compared with the settled step of the machine's own run with that change.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

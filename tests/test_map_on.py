@@ -173,10 +173,6 @@ def test_what_cannot_be_sent_is_told():
         map_on("processes:1", lambda shared: shared, None, [1])
 
 
-def test_nothing_to_do_starts_nothing():
-    assert map_on("processes:2", dying, None, []) == []
-
-
 @pytest.mark.parametrize(
     ("text", "engine"),
     [

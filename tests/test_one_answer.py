@@ -13,12 +13,13 @@ from zlib import crc32
 import pytest
 from cli.terminal_session import daydream_on_terminal, without_codes
 from graph.random_machines import recipes
+from graph.small_graphs import kernels
 from hypothesis import HealthCheck, given, settings
 from shared import TRACES
 from view_text import view_text
 
 import daydream
-from daydream.agents.answers import brief
+from daydream.agents.questions import brief
 from daydream.errors import DaydreamError, NoMatchError
 from daydream.report.format import speedup, time_text
 from daydream.report.html.render import page_html
@@ -144,11 +145,11 @@ def assert_it_holds_whatever_was_asked(replay):
     expected = answers(replay, slower_cpu, faster)
     again = daydream.replay(replay.graph.trace)
     other = again.graph.copy()
-    kernels = other.select(kind="kernel")
-    if len(kernels):
+    work = kernels(other)
+    if len(work):
         with suppress(NoMatchError):  # a table of kernels alone has no launches
-            kernels.launches().split(2)
-        kernels.first().remove()
+            work.launches().split(2)
+        work.first().remove()
     assert answers(again, faster, slower_cpu) == expected[::-1]
     assert answers(again, and_nothing(slower_cpu), and_nothing(faster)) == expected
     assert answers(again, slower_cpu, faster) == expected

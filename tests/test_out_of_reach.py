@@ -1,6 +1,7 @@
 """What a change may not reach: work in replays, or of layers nobody knows; held starts. Times in us."""
 
 import pytest
+from graph.small_graphs import kernels
 from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
@@ -23,8 +24,8 @@ def decoding():
 
 
 def own_kernels_faster(graph):
-    kernels = graph.select(kind="kernel")
-    (kernels - in_replays(kernels)).scale(0.5)
+    work = kernels(graph)
+    (work - in_replays(work)).scale(0.5)
 
 
 def test_what_runs_in_replays_is_said_where_a_change_leaves_it_out():

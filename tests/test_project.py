@@ -1,7 +1,5 @@
 """What holds the project around the code together: workflows, versions, news fragments, what is promised."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -66,16 +64,6 @@ def test_only_the_job_that_publishes_may_ask_for_a_token():
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
 
 
-@pytest.mark.parametrize("name", [name for name in HIDDEN if "/ISSUE_TEMPLATE/" in name])
-def test_an_issue_form_asks_for_something_that_is_needed(name):
-    form = loaded(name)
-    if name.endswith("/config.yml"):
-        assert all(link["url"].startswith(HOME) for link in form["contact_links"])
-        return
-    assert {"name", "description", "body"} <= set(form)
-    assert any(part.get("validations", {}).get("required") for part in form["body"])
-
-
 def test_a_commit_is_checked_by_the_ruff_of_the_project():
     hooks = {each["repo"]: each for each in loaded(".pre-commit-config.yaml")["repos"]}
     (pinned,) = {
@@ -110,12 +98,6 @@ def group(name):
 @pytest.mark.parametrize("name", ["test", "docs", "dev"])
 def test_an_extra_and_the_group_of_its_name_are_the_same_list(name):
     assert extra(name) == group(name)
-
-
-def test_the_project_says_where_it_lives():
-    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(PROJECT["urls"])
-    assert [url for url in PROJECT["urls"].values() if not url.startswith(HOME)] == []
-    assert PROJECT["authors"]
 
 
 def test_versions_of_python_are_the_same_everywhere():

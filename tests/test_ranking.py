@@ -1,7 +1,5 @@
 """Ranking: optimizations in order of what they save, pairs, reasons; and curves, by hand."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +38,7 @@ def broken(graph):
     raise RuntimeError("a mistake")
 
 
-def asks(graph, *, factor: float, kind: str):
+def asks(graph, *, factor, kind):
     graph.select(kind=kind).scale(factor)
 
 
@@ -174,17 +172,6 @@ def test_which_of_two_names_of_one_change_is_kept_does_not_depend_on_their_order
     assert (found.pairs, found.curves) == ([], [])
 
 
-def test_a_trace_to_which_nothing_applies():
-    on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
-    ranking = daydream.rank(on_cpu, ["amp", "fused-adam"])
-
-    assert ranking.optimizations == ranking.pairs == []
-    assert set(ranking.left_out) == {"amp", "fused-adam"}
-    assert all(ranking.left_out.values())
-    assert repr(ranking) == "<Ranking of 0 optimizations>"
-    assert ranking.bound == "CPU"
-
-
 def test_a_trace_without_steps_is_refused():
     with pytest.raises(GraphError, match="no step"):
         daydream.rank(trace([op("data", 0, 90)]))
@@ -243,15 +230,6 @@ def test_a_small_gain_is_told_once(ranking):
     assert "no gain" not in screen
 
 
-def test_it_shows_itself(ranking):
-    assert repr(ranking) == "<Ranking of 3 optimizations, halve-data first (1.19x)>"
-    shown = ranking._repr_html_()
-    optimizations = shown.partition("<table>")[2].partition("</table>")[0]
-    assert all(name in optimizations for name in ("halve-data", "halve-long"))
-    assert "slower: slow-data 0.76x" in shown
-    assert optimizations.count("<tr>") == 1 + 2 + 1 + 1  # head, single ones, a heading, the pair
-
-
 def test_it_becomes_a_data_frame(ranking):
     pytest.importorskip("pandas")
     frame = ranking.to_pandas()
@@ -298,18 +276,12 @@ def test_of_two_that_are_the_same_change_one_is_left_out():
     assert not any("one" in pair.optimization.split("+") for pair in ranking.pairs)
 
 
-def test_the_same_change_is_simulated_once():
-    def first(graph):
-        graph.select(name="^long_kernel").scale(0.5)
+def test_a_trace_to_which_nothing_applies():
+    on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
+    ranking = daydream.rank(on_cpu, ["amp", "fused-adam"])
 
-    def second(graph):
-        graph.select(name="^long_kernel").scale(0.5)
-
-    one = replace(describe(first), excludes=frozenset({"second"}))
-    found = daydream.rank(steps(), [one, second, halve_data], with_curves=False)
-
-    assert found.left_out["second"] == "the same change as first in this trace"
-    assert [each.optimization for each in found.optimizations] == ["halve-data", "first"]
-    assert (
-        found.optimizations[1] == daydream.rank(steps(), [one], pairs=0, with_curves=False).optimizations[0]
-    )
+    assert ranking.optimizations == ranking.pairs == []
+    assert set(ranking.left_out) == {"amp", "fused-adam"}
+    assert all(ranking.left_out.values())
+    assert repr(ranking) == "<Ranking of 0 optimizations>"
+    assert ranking.bound == "CPU"

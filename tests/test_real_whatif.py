@@ -1,7 +1,5 @@
 """What-ifs on real training traces, each figure worked out another way from the trace's own columns."""
 
-from __future__ import annotations
-
 import gzip
 import sqlite3
 from pathlib import Path

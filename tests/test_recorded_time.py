@@ -1,7 +1,5 @@
 """How much of a recording its steps are, and what lies outside."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sweeps: every combination once, each as its what-if, refused ones with their reason, on any engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -180,7 +178,7 @@ def test_the_engine_changes_nothing(recorded, own, engine):
 
 
 def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
-    def nested(graph, *, factor: float = 1.0):
+    def nested(graph, *, factor=1.0):
         graph.select(kind="cpu").scale(factor)
 
     with pytest.raises(DaydreamError, match="cannot be sent to a worker"):
@@ -210,21 +208,6 @@ def test_contention_is_that_of_the_what_if(recorded):
     assert [each.predicted_ns for each in slowed.scenarios] != [each.predicted_ns for each in free.scenarios]
     with pytest.raises(GraphError):
         daydream.sweep("there-is-no-such-file.json", "network", values, contention="much")
-
-
-def test_a_replay_is_used_as_it_is(recorded, found):
-    assert daydream.sweep(daydream.replay(recorded), "scale", SCALES).scenarios[0].predicted_ns == (
-        found.scenarios[0].predicted_ns
-    )
-
-
-def test_it_becomes_a_data_frame(found):
-    pytest.importorskip("pandas")
-    frame = found.to_pandas()
-
-    assert frame.predicted_ns.dropna().tolist() == [each.predicted_ns for each in found.scenarios]
-    assert frame.refused.notna().sum() == len(found.refused) == 2
-    assert set(frame.factor) == {0.5, 1.0, 0.25}
 
 
 @pytest.mark.parametrize("name", ["all.csv", "all.parquet"])
@@ -270,13 +253,3 @@ def test_a_scenario_is_answered_for_the_step_as_whatif_answers_it(tmp_path):
         for name in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
             assert getattr(each, name) == getattr(alone, name)
     assert found.to_pandas().speedup.tolist() == [each.speedup for each in found.scenarios]
-
-
-def test_it_shows_itself(found):
-    best = found.scenarios[0].speedup
-
-    assert repr(found) == f"<Sweep of scale: 6 scenarios, 2 refused, best {best:.2f}x>"
-    shown = found._repr_html_()
-    assert shown.count("<tr>") == 1 + 4
-    assert "left out: 2 scenarios" in shown
-    assert "factor=1: a factor of 1 leaves every task as it is" in shown

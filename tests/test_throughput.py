@@ -1,6 +1,7 @@
 """Throughput: what a second of training covers, where a change alters what a step covers."""
 
 import pytest
+from graph.small_graphs import kernels
 
 import daydream
 
@@ -12,8 +13,8 @@ def replayed():
     return daydream.replay(H200)
 
 
-def twice_as_long(graph, *, times: float = 4.0, unit: str = "samples"):
-    graph.select(kind="kernel").scale(2)
+def twice_as_long(graph, *, times=4.0, unit="samples"):
+    kernels(graph).scale(2)
     graph.covers(times, unit)
 
 

@@ -51,14 +51,14 @@ def halve(name):
 
 def test_another_run_of_the_same_work_counts_by_what_the_step_waits_for():
     # settled: 8 of CPU until the long kernel begins, 60 of it, 32 of data: 2 of each 100 are its return
-    found = daydream.whatif(daydream.replay(steps_behind_a_kernel()), halve("short_kernel"))  # hidden
+    found = daydream.whatif(steps_behind_a_kernel(), halve("short_kernel"))  # hidden
     waits = found.waited_for_ns
     assert waits["GPU"] == 60_000
     assert waits["CPU"] == 40_000
     assert found.uncertainty.rerun == pytest.approx(hypot(0.05 * 40_000, 0.02 * 60_000))
     # what both sides have in common decides nothing about whether the step can be predicted
     assert replace(found.uncertainty, variation=0.0, rerun=0.0, recording=0.0).total_ns == 0.0
-    on_cpu = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("work"))
+    on_cpu = daydream.whatif(steps_of_one_thread(), halve("work"))
     assert on_cpu.uncertainty.rerun == 0.0  # part of the errors measured on CPUs
 
 
@@ -130,7 +130,7 @@ def loading_steps(load, between=0):
 
 
 def test_no_interval_reaches_below_the_busiest_streams_work():
-    found = daydream.whatif(daydream.replay(loading_steps(900)), lambda g: g.select(name="load").scale(0))
+    found = daydream.whatif(loading_steps(900), lambda g: g.select(name="load").scale(0))
     # of 900 that are gone, 126 may be wrong; the first kernel's 60 stay, or 2 % less in another run
     assert found.predicted_ns == 68_000
     assert found.predicted_low_ns == 0.98 * 60_000
@@ -241,7 +241,7 @@ def test_times_that_are_set_and_tasks_that_are_inserted_are_a_models():
             graph.select(name="^rest"), "send", kind="collective", lane="link", duration_ns=3_000
         )
 
-    found = daydream.whatif(daydream.replay(steps_of_one_thread()), change).affected
+    found = daydream.whatif(steps_of_one_thread(), change).affected
     assert found.computed == 57_000.0
     assert found.transfers == 3_000.0
     assert (found.moved, found.copied, found.kernels) == (0.0, 0.0, 0.0)
@@ -256,7 +256,7 @@ def test_a_step_that_changes_by_more_than_is_touched_waits_for_less():
 
 
 def test_a_change_of_nothing_has_only_what_the_recording_and_its_replay_leave_open():
-    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), lambda g: g.select().scale(1.0))
+    comparison = daydream.whatif(steps_of_one_thread(), lambda g: g.select().scale(1.0))
     found = comparison.uncertainty
     steps = [step.measured_ns for step in comparison.replay.steps]
     assert (found.model, found.unknown, found.replay) == (0.0, 0.0, 0.0)
@@ -264,7 +264,7 @@ def test_a_change_of_nothing_has_only_what_the_recording_and_its_replay_leave_op
 
 
 def test_half_of_a_tasks_time_may_be_off_by_its_sorts_error():
-    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("^work"))
+    comparison = daydream.whatif(steps_of_one_thread(), halve("^work"))
     assert comparison.predicted_ns == 70_000
     assert comparison.uncertainty.model == pytest.approx(MODEL_ERROR["moved"] * 30_000, abs=1)
     width = comparison.uncertainty.total_ns
@@ -273,9 +273,7 @@ def test_half_of_a_tasks_time_may_be_off_by_its_sorts_error():
 
 
 def test_removed_work_is_missed_where_it_was():
-    comparison = daydream.whatif(
-        daydream.replay(steps_of_one_thread()), lambda graph: graph.select(name="^rest").remove()
-    )
+    comparison = daydream.whatif(steps_of_one_thread(), lambda graph: graph.select(name="^rest").remove())
     assert comparison.predicted_ns == 60_000
     # A completion sees what is missed before it: of these steps 40, 42 and 40 us.
     assert comparison.uncertainty.model == pytest.approx(
@@ -312,9 +310,7 @@ def test_what_stays_hidden_does_not_widen_the_range():
 
 
 def test_a_step_of_nothing_has_a_range_in_time_all_the_same():
-    comparison = daydream.whatif(
-        daydream.replay(steps_of_one_thread()), lambda g: g.select().scale(0, gaps=True)
-    )
+    comparison = daydream.whatif(steps_of_one_thread(), lambda g: g.select().scale(0, gaps=True))
     assert (comparison.predicted_ns, comparison.predicted_low_ns) == (0, 0)
     assert comparison.predicted_high_ns > 0
 
@@ -337,7 +333,7 @@ def test_a_range_that_reaches_from_nothing_to_the_step_as_it_is_is_no_answer():
 
 
 def test_a_range_that_says_which_way_the_step_goes_is_an_answer():
-    comparison = daydream.whatif(daydream.replay(steps_of_one_thread()), halve("^work"))
+    comparison = daydream.whatif(steps_of_one_thread(), halve("^work"))
 
     assert comparison.reason is None
     assert comparison.predicted_ns == comparison.simulated_ns
@@ -345,7 +341,7 @@ def test_a_range_that_says_which_way_the_step_goes_is_an_answer():
 
 def test_a_lane_that_a_change_empties_is_missed_nowhere():
     comparison = daydream.whatif(
-        daydream.replay(steps_behind_a_kernel()), lambda graph: graph.select(name="^short_kernel").remove()
+        steps_behind_a_kernel(), lambda graph: graph.select(name="^short_kernel").remove()
     )
     assert not len(comparison.graph.select(lane="stream 8"))
     assert comparison.affected.moved >= 40_000.0  # of its busiest lane

@@ -1,7 +1,5 @@
 """Timeline files of the tests: read, and held against the Trace Event Format strictly."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from bisect import bisect_right

@@ -83,24 +83,10 @@ def known_truths(cached: Path, kept: dict[str, list[list[Any]]]) -> dict[str, li
 
 def public_truths() -> dict[str, list[list[Any]]]:
     """Return the steps measured in public recordings after a change, by the recording before it."""
-    import gpu_pairs
+    from evaluate import STEP, of_public
 
-    import daydream
-
-    loader = "kineto/v100_resnet50_loader_workers_{}.json.gz"
-    pairs: list[tuple[str, str, str | None, str, dict[str, Any]]] = [
-        (loader.format(0), loader.format(4), None, "dataloader", {"workers": 4})
-    ]
-    for one in gpu_pairs.questions():
-        if gpu_pairs.STEP in one.judged:
-            file = f"pairs/{one.series.folder}/{{}}{one.series.suffix}"
-            before, after = file.format(one.before), file.format(one.after)
-            pairs.append((before, after, one.series.marker, one.name, one.options))
     found: dict[str, list[list[Any]]] = {}
-    for before, after, marker, name, options in pairs:
-        if (SHARED / after).exists():
-            trace = daydream.load(SHARED / after, step_marker=marker)
-            steps = [step["measured_ns"] for step in trace.metadata["steps"] if step["covered"]]
-            truth = [name, options, None, float(np.mean(steps))]
-            found.setdefault(os.path.relpath(SHARED / before, ROOT), []).append(truth)
+    for case in of_public(SHARED, [STEP]):
+        truth = [case.name, case.options, None, case.measured]
+        found.setdefault(os.path.relpath(case.trace, ROOT), []).append(truth)
     return found

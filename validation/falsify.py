@@ -28,13 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
 
 import laws
+from evaluate import write
 from machine.blocked import BLOCKED, LOADERS
 from machine.harder import HARDER
 from machine.nsys import write_nsys
 from machine.programs import PROGRAMS
 from mutations import LATER_NS, MUTATIONS, mutated
 from sanity import sources
-from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -188,31 +188,38 @@ def hold(found: Judged, replay: Replay, truths: Mapping[Question, float], asked:
 # -- what came of it ----------------------------------------------------------------------------------
 
 
-def table(found: Sequence[Judged], title: str, part: Callable[[Judged], Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table: a row for each name that `part` gives a mutation."""
-    yield f"\n|{title}|mutations|answers|refused|wide|headline outside|confident and wrong|of these known|"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+def table(
+    found: Sequence[Judged], title: str, part: Callable[[Judged], Sequence[str]]
+) -> list[dict[str, str]]:
+    """Return a row for each name that `part` gives a mutation."""
+    rows = []
     for name in sorted({name for each in found for name in part(each)}):
         mine = [each for each in found if name in part(each)]
         answers = sum(each.answers for each in mine)
-        shares = (sum(getattr(each, what) for each in mine) for what in ("refused", "wide", "outside"))
+        row = {title: name, "mutations": str(len(mine)), "answers": str(answers)}
+        for what, column in (("refused", "refused"), ("wide", "wide"), ("outside", "headline outside")):
+            row[column] = f"{sum(getattr(each, what) for each in mine) / answers:.1%}"
         wrong = [each for each in mine if each.wrong]
-        cells = [len(mine), answers, *(f"{count / answers:.1%}" for count in shares)]
-        yield f"|{'|'.join(map(str, [name, *cells, len(wrong), sum(not each.new for each in wrong)]))}|"
+        row["confident and wrong"], row["of these known"] = (
+            str(len(wrong)),
+            str(sum(not each.new for each in wrong)),
+        )
+        rows.append(row)
+    return rows
 
 
-def page(found: Sequence[Judged], seed: int) -> Iterator[str]:
-    """Yield the tables."""
-    yield f"{len(found):,} mutations of seed {seed}:"
-    yield from table(found, "mutation", lambda each: each.mutations)
-    yield from table(found, "source", lambda each: (family(each.source), "all"))
-    yield "\n|confident and wrong|asked|mutations|cause|\n|---|---|---:|---|"
+def tables(found: Sequence[Judged]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield three tables: by mutation, by source, and the answers that are confident and wrong."""
+    yield "mutations", table(found, "mutation", lambda each: each.mutations)
+    yield "mutations_2", table(found, "source", lambda each: (family(each.source), "all"))
     wrong: Counter[tuple[str, str, str]] = Counter()
     for each in found:
         source = each.source.removesuffix(VARYING)
         wrong.update({(source, asked, each.cause(asked) or "not known yet") for asked, _ in each.wrong})
-    yield from (
-        f"|{source}|{asked}|{count}|{cause}|" for (source, asked, cause), count in sorted(wrong.items())
+    titles = ("confident and wrong", "asked", "cause", "mutations")
+    yield (
+        "mutations_3",
+        [dict(zip(titles, (*key, str(count)), strict=True)) for key, count in sorted(wrong.items())],
     )
 
 
@@ -243,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for one in filter(None, [*said, each.why_not]):
                 about = f"{each.number}: {each.source}, {' + '.join(each.mutations)}"
                 print(f"{about}: {one}", file=sys.stderr, flush=True)
-    keep(options.write, "mutations", page(found, options.seed))
+    for table_, rows in tables(found):
+        write(options.write, table_, rows)
     return int(any(each.new for each in found))
 
 

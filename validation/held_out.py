@@ -1,4 +1,4 @@
-"""Constants that recordings before and after a change fed, fitted again without one series: `gpu_pairs.py` judges with them.
+"""Constants that recordings before and after a change fed, fitted again without one series: `evaluate.py` judges with them.
 
 | constant | fed by | without it |
 |---|---|---|

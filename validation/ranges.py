@@ -1,19 +1,15 @@
-"""How far predictions miss for the time they touch, by sort: what a range is made of, and whether it holds.
+"""How far predictions miss for the time they touch, by sort: what an interval is made of, and whether it holds.
 
-    python validation/ranges.py --traces ../shared/traces      the errors to keep in daydream/predict/graph_diff.py
-
-A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort
-of affected time the error that holds 90 % of the pairs. `held_out` fits without one model and judges that
-model's pairs, each model in turn: no pair is judged by an error that it helped to fit.
+A pair is one change in one recording, predicted from the trace before it. `fit` gives for each sort of affected time
+the error that holds 90% of the pairs: what `daydream/predict/graph_diff.py` keeps, rounded up. `held_out` fits
+without one model and judges that model's pairs: no pair is judged by an error that it helped to fit.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -31,8 +27,8 @@ STEPS = np.arange(0.0, 1.001, 0.02)
 class Pair:
     """A prediction and what came of it, as shares of the predicted time.
 
-    `error` is measured less predicted, `affected` the affected time by sort, `other` the range's
-    half-width without the models' part.
+    `error` is measured less predicted, `affected` the affected time by sort, `other` the interval's half-width
+    without the models' part.
     """
 
     group: str
@@ -47,44 +43,29 @@ class Pair:
         return max(self.affected, key=lambda sort: self.affected[sort])
 
     def width(self, errors: Mapping[str, float]) -> float:
-        """Return the half-width of the range with these errors of the models."""
+        """Return the half-width of the interval with these errors of the models."""
         return hypot(self.other, *(errors[sort] * share for sort, share in self.affected.items()))
 
     def holds(self, errors: Mapping[str, float]) -> bool:
-        """Tell whether what was measured lies within."""
+        """Return whether what was measured lies within."""
         return abs(self.error) <= self.width(errors)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """One model's pairs, judged by errors that were fitted on the pairs of all others."""
-
-    model: str
-    errors: Mapping[str, float]
-    inside: list[bool]
-    widths: list[float]
-
-
 def of_comparison(group: str, model: str, comparison: Prediction, measured: float) -> Pair:
-    """Return the pair of a comparison; `measured` is the ratio of the step after to the step before."""
-    predicted = comparison.simulated_ns
-    found = comparison.uncertainty
+    """Return the pair of a prediction; `measured` is the ratio of the step after to the step before."""
+    predicted, found = comparison.simulated_ns, comparison.uncertainty
     plain = hypot(*comparison.affected.errors_ns)
-    exposed = found.model / plain if plain else 0.0  # the rest is hidden behind other work
-    return Pair(
-        group,
-        model,
-        measured * comparison.replayed_ns / predicted - 1,
-        {sort: exposed * ns / predicted for sort, ns in comparison.affected.by_sort().items()},
-        hypot(found.variation, found.replay, found.unknown) / predicted,
-    )
+    exposed = found.model / plain if plain else 0.0  # the rest is hidden by other work
+    affected = {sort: exposed * ns / predicted for sort, ns in comparison.affected.by_sort().items()}
+    other = hypot(found.variation, found.replay, found.unknown) / predicted
+    return Pair(group, model, measured * comparison.replayed_ns / predicted - 1, affected, other)
 
 
 def fit(pairs: Sequence[Pair]) -> dict[str, float]:
     """Return the error of each sort; that of one which no pair shows is the largest of the others.
 
-    Sorts that changes on a CPU mix are fitted together: of all errors that hold 90 % of the pairs those whose
-    ranges are the narrowest on average. The others are alone in their pairs, and are the 90 % quantile of
+    Sorts that changes on a CPU mix are fitted together: of all errors that hold 90% of the pairs those whose
+    intervals are the narrowest on average. The others are alone in their pairs, and are the 90% quantile of
     what the pairs need. None is less than the median miss over the affected time: recordings that vary
     much hold all that was measured without it. Pairs whose affected time is hidden tell nothing.
     """
@@ -106,7 +87,7 @@ def _usual_miss(pairs: Sequence[Pair], sort: str) -> float:
 
 
 def _narrowest(pairs: Sequence[Pair], sorts: Sequence[str]) -> dict[str, float]:
-    """Return the errors with which the ranges are narrowest on average and hold 90 % of the pairs."""
+    """Return the errors with which the intervals are narrowest on average and hold 90% of the pairs."""
     missed = np.array([pair.error for pair in pairs]) ** 2
     other = np.array([pair.other for pair in pairs]) ** 2
     affected = np.array([[pair.affected[sort] for sort in sorts] for pair in pairs]) ** 2
@@ -120,57 +101,31 @@ def _narrowest(pairs: Sequence[Pair], sorts: Sequence[str]) -> dict[str, float]:
     return dict(zip(sorts, best.tolist(), strict=True))
 
 
-def held_out(pairs: Sequence[Pair]) -> Iterator[HeldOut]:
-    """Yield every model, judged without it."""
+def held_out(pairs: Sequence[Pair]) -> Iterator[tuple[str, dict[str, float], list[Pair]]]:
+    """Yield each model, the errors fitted without it, and its pairs."""
     for model in dict.fromkeys(pair.model for pair in pairs):
         errors = fit([pair for pair in pairs if pair.model != model])
-        mine = [pair for pair in pairs if pair.model == model]
-        yield HeldOut(
-            model, errors, [pair.holds(errors) for pair in mine], [pair.width(errors) for pair in mine]
-        )
+        yield model, errors, [pair for pair in pairs if pair.model == model]
 
 
-def table(pairs: Sequence[Pair]) -> Iterator[str]:
-    """Yield the section of the page: errors and coverage with each model left out, then those that ship."""
-    yield "| left out | " + " | ".join(MODEL_ERROR) + " | its pairs inside | median half-width |"
-    yield "|---|" + "---:|" * (len(MODEL_ERROR) + 2)
-    inside: list[bool] = []
-    for one in held_out(pairs):
-        inside += one.inside
-        yield _row(one.model, one.errors, one.inside, one.widths)
-    shipped = [pair.holds(MODEL_ERROR) for pair in pairs]
-    yield _row("none: as shipped", MODEL_ERROR, shipped, [pair.width(MODEL_ERROR) for pair in pairs])
-    yield ""
-    yield (
-        f"With each model left out in turn the range holds in {sum(inside)} of {len(inside)} pairs "
-        f"({sum(inside) / len(inside):.0%}). By source, as shipped:"
-    )
-    yield ""
-    yield "| source | pairs inside | median half-width |"
-    yield "|---|---:|---:|"
-    for group in dict.fromkeys(pair.group for pair in pairs):
-        mine = [pair for pair in pairs if pair.group == group]
-        holds, width = [pair.holds(MODEL_ERROR) for pair in mine], [pair.width(MODEL_ERROR) for pair in mine]
-        yield f"| {group} | {sum(holds)} of {len(holds)} | {median(width):.1%} |"
+def tables(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield two tables: errors with each model left out, with none, and as they ship; coverage by source."""
+    judged = [*held_out(pairs), ("none", fit(pairs), pairs), ("none: as shipped", MODEL_ERROR, pairs)]
+    rows = [
+        {
+            "left out": model,
+            **{sort: f"{errors[sort]:.1%}" for sort in MODEL_ERROR},
+            **_coverage(mine, errors),
+        }
+        for model, errors, mine in judged
+    ]
+    yield "ranges", rows
+    groups = dict.fromkeys(pair.group for pair in pairs)
+    of_group = {group: [pair for pair in pairs if pair.group == group] for group in groups}
+    yield "ranges_2", [{"source": group, **_coverage(mine, MODEL_ERROR)} for group, mine in of_group.items()]
 
 
-def _row(name: str, errors: Mapping[str, float], inside: Sequence[bool], widths: Sequence[float]) -> str:
-    figures = " | ".join(f"{errors[sort]:.1%}" for sort in MODEL_ERROR)
-    return f"| {name} | {figures} | {sum(inside)} of {len(inside)} | {median(widths):.1%} |"
-
-
-def main() -> None:
-    """Print the errors fitted on all pairs."""
-    import ledger
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, help="folder with kineto/ of public traces")
-    options = parser.parse_args()
-    pairs = ledger.predicted(options.traces).pairs()
-    for sort, error in fit(pairs).items():
-        print(f"{sort:10} {error:.3f}")
-    print(*table(pairs), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+def _coverage(pairs: Sequence[Pair], errors: Mapping[str, float]) -> dict[str, str]:
+    width = median(pair.width(errors) for pair in pairs)
+    inside = sum(pair.holds(errors) for pair in pairs)
+    return {"inside": str(inside), "pairs": str(len(pairs)), "median half-width": f"{width:.1%}"}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evaluate import CASES, typed_as, write
 from laws import (
     ROUNDING,
     a_busy_device_gains_from_faster_kernels,
@@ -30,8 +31,6 @@ from laws import (
     a_factor_of_one_changes_nothing,
     a_faster_device_is_never_slower,
 )
-from optimizations_page import EXAMPLES
-from tables import keep
 
 import daydream
 from daydream.errors import DaydreamError
@@ -58,7 +57,8 @@ TRACE = re.compile(
 INCREDIBLE = 8.0  # times faster, by an optimization that is no `scale`: nobody measured such a step
 AGREE = 0.03  # answers from other step boundaries
 CONTRADICTS = 0.6  # of the critical path on the other side, and the sentence does not say so
-ASKED: dict[str, dict[str, Any]] = {**EXAMPLES, "ddp": {"gradient_mb": 100.0}}
+ASKED: dict[str, dict[str, Any]] = {**CASES["examples"], "ddp": {"gradient_mb": 100.0}}
+LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,11 @@ class Finding:
 
 @dataclass
 class Judged:
-    """One trace: what became of its questions."""
+    """One trace: what became of its questions; `rows` are of the table of optimizations."""
 
     trace: str
+    trains: bool = False
+    rows: list[dict[str, str]] = field(default_factory=list)
     steps: int = 0
     answered: int = 0
     refused: int = 0
@@ -111,24 +113,28 @@ def judge(name: str, path: Path, chosen: Sequence[str]) -> Judged:
         found.found("replay", "no crash", traceback.format_exc().strip().splitlines()[-1])
         return found
     found.steps = len(replay.steps)
-    answers: dict[str, Prediction] = {}
+    found.trains = bool(len(replay.graph.select(phase="backward")))
     for each in chosen:
-        asked = each + "".join(f" {key} {value}" for key, value in ASKED.get(each, {}).items())
+        asked = typed_as(each, ASKED.get(each, {}))
+        shown = why_not = ""
         try:
-            answers[each] = daydream.whatif(replay, each, **ASKED.get(each, {}))
-            answers[each].to_json()
-        except DaydreamError:
+            answer = daydream.whatif(replay, each, **ASKED.get(each, {}))
+            answer.to_json()
+            shown = f"{answer.speedup:.2f}x, {answer.bound[0]}" if answer.speedup else "nothing left"
+            found.answered += 1
+            found.unknown += answer.predicted_ns is None
+            for law in OF_ANSWERS:
+                if said := law(each, answer):
+                    found.found(asked, law.__name__.replace("_", " "), said)
+        except DaydreamError as error:
             found.refused += 1
-            continue
-        except Exception:  # noqa: BLE001 - any crash is a finding
+            why_not = " ".join(str(error).split())
+            why_not = why_not if len(why_not) <= LONGEST_REASON else why_not.split(". ")[0][:LONGEST_REASON]
+        except Exception as error:  # noqa: BLE001 - any crash is a finding
+            why_not = f"crash: {error!r}"
             found.found(asked, "no crash", traceback.format_exc().strip().splitlines()[-1])
-            continue
-        found.answered += 1
-        found.unknown += answers[each].predicted_ns is None
-        for law in OF_ANSWERS:
-            said = law(each, answers[each])
-            if said:
-                found.found(asked, law.__name__.replace("_", " "), said)
+        row = {"optimization": asked, "trace": name, "speedup, bound by": shown, "why not": why_not}
+        found.rows.append(row)
     for of_trace in OF_TRACES:
         try:
             for asked, said in of_trace(replay, path):
@@ -317,22 +323,21 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f} ms"
 
 
-def page(found: Sequence[Judged]) -> Iterator[str]:
-    """Yield the laws and the table."""
-    yield f"{sum(each.answered + each.refused for each in found):,} questions.\n"
-    yield from (f"- {(law.__doc__ or '').strip()}" for law in (*OF_ANSWERS, *OF_TRACES))
-    yield "\n|trace|steps|answered|cannot be predicted|refused|laws broken|\n|---|---:|---:|---:|---:|---:|"
+def tables(found: Sequence[Judged]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield what became of every trace, and what each optimization gives on those that train."""
+    titles = ("trace", "steps", "answered", "cannot be predicted", "refused", "laws broken")
+    rows = []
     for each in found:
         steps = each.why_not.partition(". ")[0] or each.steps
-        cells = f"`{each.trace}`", steps, each.answered, each.unknown, each.refused, len(each.findings)
-        yield f"|{'|'.join(map(str, cells))}|"
-    broken = [finding for each in found for finding in each.findings]
-    yield "\n|trace|asked|law|found|\n|---|---|---|---|" if broken else "\nNo law is broken."
-    yield from (f"|`{one.trace}`|{one.asked}|{one.law}|{one.said}|" for one in broken)
+        cells = each.trace, steps, each.answered, each.unknown, each.refused, len(each.findings)
+        rows.append(dict(zip(titles, map(str, cells), strict=True)))
+    yield "laws", rows
+    mine = [each for each in found if each.trains and each.trace.startswith(("kineto/", "nsys/"))]
+    yield "optimizations", [row for each in mine for row in each.rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the traces; print or write the table; return 1 if a law is broken."""
+    """Judge the traces; print or write the tables; return 1 if a law is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
     parser.add_argument("--sample", action="store_true", help="a few small traces only")
@@ -343,15 +348,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, path in sources(options.traces):
         if options.only not in name or (options.sample and name not in SAMPLE):
             continue
-        judged = judge(name, path, names())
-        found.append(judged)
-        print(f"{name}: {judged.why_not or f'{judged.answered} answers, {len(judged.findings)} broken laws'}"
-              f" ({judged.seconds:.0f} s)", file=sys.stderr)  # fmt: skip
-        for finding in judged.findings:
+        found.append(one := judge(name, path, names()))
+        said = one.why_not or f"{one.answered} answers, {len(one.findings)} broken laws"
+        print(f"{name}: {said} ({one.seconds:.0f} s)", file=sys.stderr)
+        for finding in one.findings:
             print(f"  {finding.asked}: {finding.law}: {finding.said}", file=sys.stderr)
-    if options.write is not None:
-        keep(options.write, "laws", page(found))
-    return 1 if any(each.findings for each in found) else 0
+    for table, rows in tables(found) if options.write else ():
+        write(options.write, table, rows)
+    return int(any(each.findings for each in found))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
 """Thresholds of waits: answers with half to twice of each, and each series judged by what the others leave open.
 
-    python validation/thresholds.py --traces ../shared/traces --kept FILE                        tables on stdout
-    python validation/thresholds.py --traces ../shared/traces --kept FILE --write docs/evaluation
-
-What is in the file of kept answers is not asked again: they take half an hour.
+A table of `evaluate.py`; it takes half an hour.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import pkgutil
@@ -21,7 +17,6 @@ from typing import Any
 import numpy as np
 from answer_truths import machines
 from held_out import set_to
-from tables import keep
 
 import daydream
 from daydream.collect.importers import nsys_waits as waits
@@ -97,51 +92,33 @@ def right(found: Answers, value: str) -> tuple[bool, bool]:
     return same, holds
 
 
-def page(found: dict[str, Answers]) -> Iterator[str]:
-    """Yield the tables."""
+def tables(traces: Path | None) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield two tables: each series judged by what the others leave open, and where each threshold moves an answer."""
     series: dict[str, list[Answers]] = {}
-    for name, answers in found.items():
-        series.setdefault(name.split("/")[0] + (UNTOLD if UNTOLD in name else ""), []).append(answers)
+    for name, changes, path in judged(traces) if traces is not None else []:
+        for told in (True, False) if "nsys" in name or "_a100" in name else (True,):
+            found = ask(path, changes, told=told)
+            series.setdefault(name.split("/")[0] + UNTOLD * (not told), []).append(found)
     verdict = {
         (name, value): [all(two) for two in zip(*(right(one, value) for one in each), strict=True)]
         for name, each in series.items() for value in each[0]
     }  # fmt: skip
-    yield "| series | recordings | values right on all others | right here | the interval holds |"
-    yield "|---|---:|---:|---:|---:|"
-    values = [f"{name} {factor}" for name in NAMES for factor in FACTORS]
+    rows = []
     for name, some in series.items():
+        values = [f"{each} {factor}" for each in NAMES for factor in FACTORS]
         others = [value for value in values if all(verdict[one, value][0] for one in series if one != name)]
-        counts = [sum(verdict[name, value][place] for value in others) for place in (0, 1)]
-        yield f"| {name} | {len(some)} | {len(others)} | {counts[0]} | {counts[1]} |"
-    yield "\n| threshold | shipped | moves an answer at |\n|---|---:|---|"
-    for name in NAMES:
-        moved = [
-            f"{one} x {', '.join(off)}" for one in series
-            if (off := [f"{factor:g}" for factor in FACTORS if not verdict[one, f"{name} {factor}"][0]])
-        ]  # fmt: skip
-        yield f"| `{name}` | {SHIPPED[name]:,} | {'; '.join(moved)} |"
-
-
-def part(traces: Path, kept: Path) -> Iterator[str]:
-    """Return the tables; a file keeps what was answered, and is gone on with."""
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-    for name, changes, path in judged(traces):
-        for told in (True, False) if "nsys" in name or "_a100" in name else (True,):
-            if name + UNTOLD * (not told) not in found:
-                found[name + UNTOLD * (not told)] = ask(path, changes, told=told)
-                kept.write_text(json.dumps(found))
-    return page(found)
-
-
-def main() -> None:
-    """Ask, keep, and print or write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--kept", type=Path, required=True, help="a file of answers")
-    parser.add_argument("--write", type=Path, help="the folder of CSV files")
-    options = parser.parse_args()
-    keep(options.write, "thresholds", part(options.traces, options.kept))
-
-
-if __name__ == "__main__":
-    main()
+        counts = [
+            len(some),
+            len(others),
+            *(sum(verdict[name, value][place] for value in others) for place in (0, 1)),
+        ]
+        titles = ("recordings", "values right on all others", "right here", "the interval holds")
+        rows.append({"series": name, **dict(zip(titles, map(str, counts), strict=True))})
+    moved = []
+    for name in NAMES if rows else ():
+        places = {one: [f"{by:g}" for by in FACTORS if not verdict[one, f"{name} {by}"][0]] for one in series}
+        where = "; ".join(f"{one} x {', '.join(by)}" for one, by in places.items() if by)
+        moved.append({"threshold": name, "shipped": f"{SHIPPED[name]:,}", "moves an answer at": where})
+    if rows:
+        yield "thresholds", rows
+        yield "thresholds_2", moved

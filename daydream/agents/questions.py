@@ -1,19 +1,32 @@
-"""The questions that an agent may ask: each is a record, and becomes the words of a command."""
+"""What an agent may ask, below which folder, and what it is answered.
+
+Each question is a record, and becomes the words of a command. An answer is the largest parts of what that
+command's `--json` prints, in the schema of its record. Every name that an agent gives is looked up below one
+folder, links resolved.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from daydream.agents.root import Root
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
-from daydream.transforms.registry import find
+from daydream.report.format import printable, shortened
+from daydream.transforms.compose import option_names
+from daydream.transforms.registry import find, typed
 
+SKILL = Path(__file__).with_name("SKILL.md")  # how to go from a trace to a merged change
+MOST_FILES = 10_000  # of a folder given as a trace
+LONGEST_NAME = 4096  # characters
+PIECES = regex(r"[=,;:]")  # what separates names in an option's value
 NAMES = regex(r"[a-z0-9]+(-[a-z0-9]+)*(\+[a-z0-9]+(-[a-z0-9]+)*)*")
 OPTION = regex(r"([a-zA-Z0-9_-]+\.)?[a-zA-Z][a-zA-Z0-9_]*")
 PROGRAM = (
@@ -34,24 +47,117 @@ ARGUMENTS = {  # what they are; of the others the name tells
     "args": "The script's own arguments.",
 }
 Options: TypeAlias = dict[str, str | bool | int | float]
+RECORDS = {  # of the answers
+    "info": "daydream.report.info:Info",
+    "explain": "daydream.predict.explain:Explanation",
+    "rank": "daydream.predict.rank:Ranking",
+    "whatif": "daydream.predict.prediction:Prediction",
+    "memory": "daydream.memory.result:MemoryReport",
+    "compare": "daydream.predict.compare:Difference",
+    "confirm": "daydream.predict.confirm:Confirmation",
+}
+ADDED = {
+    "cut": ("object", "Lists of which only the first are here, and how long each is."),
+    "falsified_by": ("string", "What would prove the answer wrong."),
+}
+MOST, MOST_WITHIN = 5, 1  # elements of a list, of a list within a list
+WHOLE = {"command": 100}  # its words
+LONGEST = 160  # characters of a text; it comes from a trace, whoever wrote that
+LONGER = dict.fromkeys(("notes", "verdict"), 400)
+
+
+class OutsideRootError(DaydreamError, PermissionError):
+    """A name leads out of the root, or is none."""
+
+
+class Root:
+    """A folder, and whether what is asked for lies in it.
+
+    Example::
+
+        root = Root("runs")
+        root.file("today/t.parquet")    # the path with no link left in it
+        root.file("../secrets.json")    # raises OutsideRootError
+
+    A name is resolved when it is asked for: a file that is exchanged for a link afterwards is not noticed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            self.folder = Path(folder).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DaydreamError(f"--root {folder}: {reason}") from None
+        if not self.folder.is_dir():
+            raise DaydreamError(f"--root {folder} is no folder")
+
+    def file(self, given: str) -> str:
+        """Return the absolute path of a file or folder below the root, links resolved.
+
+        Raises:
+            OutsideRootError: it leads out of the root, by itself or by a link in the folder that it is.
+            DaydreamError: there is none, or the folder holds too much to look through.
+        """
+        path = self._inside(given)
+        if not os.path.exists(path):  # noqa: PTH110 - of a name that is too long, too, it is no error
+            raise DaydreamError(f"{given}: there is no such file below the root {self.folder}")
+        for count, each in enumerate(path.rglob("*") if path.is_dir() else ()):
+            if count == MOST_FILES:
+                raise DaydreamError(f"{path} holds over {MOST_FILES:,} files: name one")
+            if each.is_symlink():
+                self._inside(str(each))
+        return str(path)
+
+    def value(self, value: Any) -> Any:
+        """Return an option's value, if no part of a text leads out of the root where it is taken for a file.
+
+        Some options take files (a table of times, a cluster), and a value does not tell whether it is one.
+        """
+        if isinstance(value, str):
+            for piece in {value, *PIECES.split(value)}:
+                self._inside(piece)
+        return value
+
+    def _inside(self, given: str) -> Path:
+        if len(given) > LONGEST_NAME or "\0" in given:
+            raise OutsideRootError(
+                "a name is too long, or holds a zero byte: give one below the root"
+            )
+        try:
+            path = (self.folder / given).resolve()
+        except (OSError, RuntimeError, ValueError):
+            path = Path("/")
+        if path != self.folder and self.folder not in path.parents:
+            raise OutsideRootError(
+                f"{given} is outside the root {self.folder}.\n"
+                "Only what lies below it is read; start `daydream mcp --root DIR` with another one."
+            )
+        return path
+
+
+# Questions --------------------------------------------------------------------------------------
 
 
 class Question(Struct, forbid_unknown_fields=True):
     """What a tool is asked: its fields are the tool's arguments, its docstring what the tool does."""
 
 
-class Info(Question):
+class OfTrace(Question):
+    """A question about a trace."""
+
+    trace: str
+    steps: str | None = None
+
+
+class Info(OfTrace):
     """Say what a trace holds and what it is good enough for. Ask this first.
 
     Falsified by: the replay. Where its error is far from 0, the simulation does not describe this
     program, and no prediction from this trace is worth more than that error.
     """
 
-    trace: str
-    steps: str | None = None
 
-
-class Explain(Question):
+class Explain(OfTrace):
     """Say why the step takes its time, and the largest costs it could do without, with the code for each.
 
     With optimization: of the step after that change, with its options at their defaults.
@@ -61,26 +167,22 @@ class Explain(Question):
     is recorded, compare this trace with a new one.
     """
 
-    trace: str
     optimization: str | None = None
-    steps: str | None = None
 
 
-class Rank(Question):
+class Rank(OfTrace):
     """Predict every optimization that applies, alone and in pairs, sorted by what it would save.
 
     Falsified by: the replay, as of info. A change is wrong if, with its code in the script, the step of a
     new recording lies outside its interval: compare with the optimization named, or confirm it.
     """
 
-    trace: str
     by: Literal["time", "memory"] = "time"
     top: Annotated[int, Meta(ge=1, le=50)] = 5
     capacity: str | None = None
-    steps: str | None = None
 
 
-class WhatIf(Question):
+class WhatIf(OfTrace, kw_only=True):
     """Predict what a change would give: the step, its interval, memory, and the code that makes it.
 
     Falsified by: a recording of the same script on the same machine with the change made, whose step is
@@ -88,23 +190,19 @@ class WhatIf(Question):
     is one of 90%: of ten right predictions one lies outside.
     """
 
-    trace: str
     optimization: str
     options: Options | None = None
     capacity: str | None = None
-    steps: str | None = None
 
 
-class Memory(Question):
+class Memory(OfTrace):
     """Say who holds the peak of memory on each device, and whether it fits; needs recorded memory.
 
     Falsified by: what the allocator counts over the same steps, torch.cuda.max_memory_allocated() on a
     GPU. It holds no more than the peak, but for what the notes list as not counted.
     """
 
-    trace: str
     capacity: str | None = None
-    steps: str | None = None
 
 
 class Compare(Question):
@@ -132,15 +230,14 @@ class Confirm(Question):
 
     optimization: str
     script: str
-    args: list[str] | None = None
+    args: list[str] = []
     options: Options | None = None
     rounds: Annotated[int, Meta(ge=3, le=100)] = 5
     block_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
-TOOLS = {
-    each.__name__.lower(): each for each in (Info, Explain, Rank, WhatIf, Memory, Compare, Confirm)
-}
+QUESTIONS = (Info, Explain, Rank, WhatIf, Memory, Compare, Confirm)
+TOOLS = {each.__name__.lower(): each for each in QUESTIONS}
 
 
 def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[str]:
@@ -159,27 +256,26 @@ def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[s
         raise DaydreamError(PROGRAM.format("a script"))
     given = asdict(asked)
     spec, options = given.pop("optimization", None), given.pop("options", None) or {}
-    change: list[str] = []
-    if spec is not None:
-        change = _change(spec, options, root, allow_code=allow_code)
-        change[0] = CHANGE.get(tool, "") + change[0]
-    elif options:
+    if options and spec is None:
         raise DaydreamError("options belong to an optimization, and none is named")
-    flags, last = [*change[1:], *FLAGS.get(tool, [])], list[str]()
+    change = [] if spec is None else _change(spec, options, root, allow_code=allow_code)
+    found = [tool, *(CHANGE.get(tool, "") + name for name in change[:1]), "--json"]
+    found += [*change[1:], *FLAGS.get(tool, [])]
+    last: list[str] = []
     for name, value in given.items():
         if name in LAST:
             last.append(root.file(value))
         elif name == "args":
-            last += value or []
+            last += value
         elif name != "top" and value is not None:  # which is of the answer
             text = root.file(value) if name == "trace" else value
-            flags.append(f"--{name.replace('_', '-')}={text}")
-    return [tool, *change[:1], "--json", *flags, *last]
+            found.append(f"--{name.replace('_', '-')}={text}")
+    return found + last
 
 
-def _change(spec: str, options: Mapping[str, Any], root: Root, *, allow_code: bool) -> list[str]:
+def _change(spec: str, options: Options, root: Root, *, allow_code: bool) -> list[str]:
     """Return what names optimizations with their options, by qualified names, which no output has."""
-    parts = spec.split("+")
+    names = spec.split("+")
     if not NAMES.fullmatch(spec):  # a file: only where code may be run, and below the root
         if not spec.endswith(".py"):
             raise DaydreamError(
@@ -188,25 +284,77 @@ def _change(spec: str, options: Mapping[str, Any], root: Root, *, allow_code: bo
         if not allow_code:
             raise DaydreamError(PROGRAM.format(spec))
         spec = root.file(spec)
-        parts = [Path(spec).stem]
+        names = [Path(spec).stem]
     found = [spec]
+    owners = option_names([*map(find, names)]) if len(names) > 1 else {}
     for name, value in options.items():
         if not OPTION.fullmatch(name):
             raise DaydreamError(f"{name!r} is no name of an option")
-        whole = (name if "." in name else f"{_owner(parts, name)}.{name}").replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{whole}" if value else f"--no-{whole}")
-        else:
-            found.append(f"--{whole}={root.value(value)}")
+        if "." not in name and len(names) > 1 and name not in owners:
+            raise DaydreamError(
+                f"option {name!r} of {spec}: it is not one of them alone that has it; say NAME.{name}"
+            )
+        owner = owners[name][0].name if name in owners else names[0]
+        flag = name if "." in name else f"{owner}.{name}"
+        found += typed({flag: root.value(value)})
     return found
 
 
-def _owner(parts: list[str], option: str) -> str:
-    """Return which of several optimizations has an option; of one it is that, whether it has it or not."""
-    if len(parts) == 1:
-        return parts[0]
-    has = [each for each in parts if option in {one.name for one in find(each).options}]
-    if len(has) != 1:
-        who = f"{' and '.join(has)} have it: say NAME.{option}" if has else "none of them has it"
-        raise DaydreamError(f"option {option!r} of {'+'.join(parts)}: {who}")
-    return has[0]
+# Answers ----------------------------------------------------------------------------------------
+
+
+def schema(tool: str) -> dict[str, Any]:
+    """Return the JSON schema of a tool's answer: that of the record which the command encodes."""
+    found = schema_of(resolve_name(RECORDS[tool]))
+    added = {name: {"type": kind, "description": what} for name, (kind, what) in ADDED.items()}
+    return {**found, "properties": {**found["properties"], **added}}
+
+
+def schema_of(record: type[Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a record, which is an object by itself and no reference."""
+    definitions = msgspec.json.schema(record)["$defs"]
+    return {**definitions[record.__name__], "$defs": definitions}
+
+
+def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> dict[str, Any]:
+    """Return a command's object with its largest parts: the first of each list, the largest of each table.
+
+    Args:
+        tool: which one.
+        document: what the command prints.
+        most: how many elements of some of its lists; of the others 5, and 1 of a list within a list.
+    """
+    whole = schema(tool)
+
+    def part(value: Any, of: Any, most: int, longest: int) -> Any:
+        for each in of.get("anyOf", ()):  # null, or what it is if it is known
+            of = of if each.get("type") == "null" else each
+        of = whole["$defs"].get(of.get("$ref", "").rpartition("/")[2], of)
+        if isinstance(value, str):
+            return shortened(printable(" ".join(value.split())), longest)
+        if isinstance(value, list):
+            items = of.get("items", {})
+            return [part(each, items, MOST_WITHIN, longest) for each in value[:most]]
+        if not isinstance(value, dict):
+            is_ratio = isinstance(value, float) and of.get("type") == "number"
+            return round(value, 4) if is_ratio else value
+        known, rest = of.get("properties", {}), of.get("additionalProperties") or {}
+        if rest.get("type") in {"integer", "number"}:  # amounts by name
+            largest = sorted(value, key=lambda name: (-abs(value[name]), name))[:most]
+            value = {name: value[name] for name in largest}
+        return {
+            part(name, {}, 0, LONGEST): part(
+                each, known.get(name, rest), WHOLE.get(name, most), longest
+            )
+            for name, each in value.items()
+        }
+
+    known = whole["properties"]
+    found: dict[str, Any] = {
+        name: part(value, known.get(name, {}), most.get(name, MOST), LONGER.get(name, LONGEST))
+        for name, value in document.items()
+        if name not in {"schema", "trace"}
+    }
+    lists = {name: len(value) for name, value in document.items() if isinstance(value, list)}
+    cut = {name: count for name, count in lists.items() if count > len(found[name])}
+    return {**found, "cut": cut}

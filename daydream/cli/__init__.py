@@ -43,6 +43,7 @@ COMMANDS = {  # heading -> name -> its module, and what it does
         "sql": ("sql", "Ask a trace in SQL."),
         "mcp": ("mcp", "Serve the same questions to a coding agent."),
         "example": ("collect", "Write an example trace or script, for a first try."),
+        "judge": ("confirm", "Check every published figure, in a checkout."),
     },
 }
 KNOWN = {name: found for group in COMMANDS.values() for name, found in group.items()}
@@ -62,6 +63,7 @@ NEED_NUMPY = set(KNOWN) - {
     "sql",
     "mcp",
     "example",
+    "judge",
 }
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 

@@ -216,12 +216,12 @@ def import_(
 PACKAGE = "daydream.examples"
 GPU = "synthetic_gpt_gpu.json.gz"
 EXAMPLES = {  # file -> what it is, and the command to try with it
-    GPU: ("a small GPT's training on a GPU that does not exist: round figures", "rank {}"),
-    "train_gpt_h200.parquet": ("a GPT's training on an H200, recorded", "whatif amp {}"),
-    "mlp_cpu.json.gz": ("a perceptron's training on a CPU, recorded", "explain {}"),
+    GPU: ("training of a small GPT, on a made-up GPU", "rank {}"),
+    "train_gpt_h200.parquet": ("training of a GPT, recorded on an H200", "whatif amp {}"),
+    "mlp_cpu.json.gz": ("training of a perceptron, recorded on a CPU", "explain {}"),
     "my_optimization.py": ("an optimization of your own", f"whatif ./{{}} {GPU}"),
     "train_gpt.py": ("a small GPT on random tokens, to record with torch", "collect {}"),
-    "train_cnn.py": ("a small network whose images a loader makes, to record", "collect {}"),
+    "train_cnn.py": ("a small network with a data loader, to record", "collect {}"),
     "train_ddp.py": ("a perceptron on two ranks, to record", "collect --nproc-per-node 2 {}"),
 }
 

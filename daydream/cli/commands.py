@@ -92,13 +92,13 @@ class Change:
         What its options cannot be is a usage error. Anything else that fails in a user's own file is told
         with file and line. Below a refusal stands what to do: `words` name the trace of this graph.
         """
-        from daydream.transforms.user_file import mistake_in_own_file
-
         try:
             yield
         except click.ClickException:
             raise
         except Exception as error:
+            from daydream.transforms.user_file import mistake_in_own_file
+
             mistake = mistake_in_own_file(error)
             if mistake is not None:
                 more = "" if isinstance(error, DaydreamError) else WHOLE

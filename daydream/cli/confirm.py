@@ -127,3 +127,24 @@ def confirm(
         kept = filter(None, (done.path, done.changed)) if out.output is not None else ()
         out.answer(found, written=wrote(*kept))
         return done.exit_code
+
+
+@command()
+def judge(public: str | None = None) -> None:
+    """Check every published figure: README and docs/accuracy.md, computed again from recordings.
+
+    Takes minutes, in a checkout of the repository, whose recordings it needs. Exits with 1 if a figure differs.
+
+    Args:
+        public (DIR): A folder of public traces. Without it their figures are named, not computed.
+    """
+    import subprocess
+    import sys
+
+    from daydream.errors import FileError
+
+    evaluate = Path(__file__).parents[2] / "validation" / "evaluate.py"
+    if not evaluate.exists():
+        raise FileError("this needs a checkout: the recordings in validation/ are not installed")
+    words = ["--traces", public] if public else []
+    sys.exit(subprocess.call([sys.executable, evaluate, "judge", *words]))  # noqa: S603 - a script of ours

@@ -28,8 +28,7 @@ def mcp(
         skill: Print the SKILL.md for agents, and end.
         skill_path: Print where that file is, and end.
     """
-    from daydream.agents import SKILL
-    from daydream.agents.root import Root
+    from daydream.agents.questions import SKILL, Root
     from daydream.errors import MissingPackageError
 
     if skill or skill_path:

@@ -55,7 +55,7 @@ def memory(
         largest: Show instead the largest batch, or the longest sequence, that fits.
         snapshot (FILE): Snapshot of PyTorch's allocator: a pickle or JSON (also .gz).
         allocator (SETTINGS): Replay with these settings of PYTORCH_CUDA_ALLOC_CONF, such as
-            expandable_segments:True,max_split_size_mb:128.
+            expandable_segments:True.
     """
     if bool(request.traces) == (snapshot is not None):
         raise usage_error(

@@ -23,7 +23,7 @@ import click
 from daydream.errors import OutputError, TraceError
 
 if TYPE_CHECKING:
-    from daydream.cli.progress import Progress
+    from daydream.cli.source import Progress
     from daydream.memory.result import MemoryReport
     from daydream.report.blocks import Block
 

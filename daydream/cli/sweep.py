@@ -94,7 +94,7 @@ def sweep(
 
     Args:
         output (FILE): Write all scenarios: .csv or .parquet.
-        sort: Sort by throughput, step time, speed-up, or as asked for [default: throughput].
+        sort: Sort by throughput, step time, speedup, or as asked for [default: throughput].
         top: Rows to show; --json and -o have all.
     """
     if change is None:

@@ -20,7 +20,6 @@ from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernels_are
 from daydream.costs.operators import MATRIX_FAMILIES
 from daydream.costs.workload.calls import work_by_row
-from daydream.costs.workload.counters import bound_by_l2, counted_work
 from daydream.graph.calls import whole_duration_ns
 from daydream.graph.graph import Graph
 from daydream.graph.select import for_each, of_tasks, read_column
@@ -129,6 +128,8 @@ def work_of_rows(trace: Trace, rows: np.ndarray) -> Work:
             column[~there] = UNKNOWN
     found = Work(columns[0], columns[1], columns[2], columns[3], (*families, *UNTOLD))
     if trace.metadata.get("counters"):
+        from daydream.costs.workload.counters import counted_work
+
         for values, column in zip((found.flop, found.nbytes), counted_work(trace), strict=True):
             here = there & (column[rows] >= 0)
             values[here] = column[rows[here]]
@@ -162,6 +163,8 @@ def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
     found = np.zeros((2, len(selection)), bool)
     if graph.recorded.metadata.get("counters") and len(selection):
         rows = graph.row[selection.ids]
+        from daydream.costs.workload.counters import counted_work
+
         for column, mine in zip(counted_work(graph.recorded), found, strict=True):
             mine[:] = (rows >= 0) & (column[np.maximum(rows, 0)] >= 0)
     return found
@@ -333,6 +336,8 @@ def bound(graph: Graph, selection: Selection, *, device: Device | None = None) -
     counted = counted_tasks(graph, selection).all(axis=0)
     held_up = counted & both & (np.fmax(np.nan_to_num(compute), np.nan_to_num(memory)) < HELD_UP)
     if held_up.any():
+        from daydream.costs.workload.counters import bound_by_l2
+
         through_cache = bound_by_l2(graph, selection, device.bandwidth)
         kind[held_up] = np.where(through_cache, "memory", "latency")[held_up]
     return Bound(

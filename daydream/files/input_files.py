@@ -53,7 +53,9 @@ def reading(path: StrPath) -> Iterator[None]:
     except IsADirectoryError:
         raise FileError(f"{path} is a folder") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: the gzip data is cut off or damaged ({error})") from None
+        raise TraceError(
+            f"{path}: the gzip data is cut off or damaged ({error}). Copy it again."
+        ) from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -45,7 +45,6 @@ from daydream.graph.lower import CycleError, lower
 from daydream.graph.rules.communication import match_ranks, run_on_threads
 from daydream.graph.rules.events import WAYS, follow_what_held
 from daydream.graph.rules.fake_world import transfer_in_fake_world
-from daydream.graph.rules.handoff import hand_over
 from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import (
     wait_for_lock,
@@ -66,7 +65,7 @@ from daydream.graph.rules.streams import (
     typical_latencies,
 )
 from daydream.graph.rules.synchronization import bound_queues, wait_in_calls
-from daydream.graph.rules.threads import order_threads, tell_background
+from daydream.graph.rules.threads import hand_over, order_threads, tell_background
 from daydream.trace.trace import Trace
 
 RULES: tuple[tuple[str, Callable[[Draft], None]], ...] = (

@@ -30,11 +30,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from msgspec import Struct
 
-from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
-from daydream.graph.interop import from_networkx, to_networkx
 from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
 from daydream.graph.select import (
@@ -58,6 +56,7 @@ from daydream.graph.tables import (
     nanoseconds,
     next_version,
 )
+from daydream.lazy import NotebookTables
 from daydream.trace.schema import FIELDS
 from daydream.trace.trace import Trace
 
@@ -519,9 +518,13 @@ class Graph(NotebookTables):
 
     def to_networkx(self) -> nx.DiGraph[Any]:
         """Return the lowered graph for networkx: a node a task, an edge a cause with its latency."""
+        from daydream.graph.interop import to_networkx
+
         return to_networkx(self)
 
     @classmethod
     def from_networkx(cls, digraph: nx.DiGraph[Any]) -> Graph:
         """Return a graph from nodes with a lane and duration_ns, and edges with latency_ns."""
+        from daydream.graph.interop import from_networkx
+
         return from_networkx(cls, digraph)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.arrays import distinct_rows, first_of
-from daydream.display import NotebookTables
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import place_next_to
 from daydream.graph.lower import keep_waits
 from daydream.graph.plan import stable_order
 from daydream.graph.tables import COLUMNS, CPU
+from daydream.lazy import NotebookTables
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

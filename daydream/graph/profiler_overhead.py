@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from daydream.arrays import combinations, unique
-from daydream.collect.live.recording_cost import (
+from daydream.collect.recording_cost import (
     CLASSES,
     TYPICAL,
     heads,

@@ -15,7 +15,6 @@ import numpy as np
 
 from daydream import lazy
 from daydream.arrays import combinations, unique
-from daydream.display import NotebookTables
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.calls import instances, operators, row_numbers
 from daydream.graph.groups import Groups
@@ -36,6 +35,7 @@ from daydream.graph.select import (
     texts_of,
 )
 from daydream.graph.tables import ALL_LANES, COSTS, CPU, nanoseconds
+from daydream.lazy import NotebookTables
 from daydream.trace.schema import FIELDS
 
 if TYPE_CHECKING:

@@ -22,18 +22,18 @@ Where = Callable[[OpContext], bool]
 # Tools that look -----------------------------------------------------------------------------------
 
 # The places of the input and the weight in the schemas of torch's own libraries.
+OPERATIONS = (
+    ("linear", "linear", 0, 1),
+    ("convolution", "conv1d conv2d conv3d", 0, 1),
+    ("activation", "gelu relu silu", 0, None),
+    ("normalization", "layer_norm rms_norm", 0, 2),
+    ("normalization", "batch_norm", 0, 1),
+    ("embedding", "embedding", 1, 0),
+)
 KNOWN: dict[str, tuple[str, int | None, int | None]] = {
-    "aten::linear": ("linear", 0, 1),
-    "aten::conv1d": ("convolution", 0, 1),
-    "aten::conv2d": ("convolution", 0, 1),
-    "aten::conv3d": ("convolution", 0, 1),
-    "aten::gelu": ("activation", 0, None),
-    "aten::relu": ("activation", 0, None),
-    "aten::silu": ("activation", 0, None),
-    "aten::layer_norm": ("normalization", 0, 2),
-    "aten::rms_norm": ("normalization", 0, 2),
-    "aten::batch_norm": ("normalization", 0, 1),
-    "aten::embedding": ("embedding", 1, 0),
+    f"aten::{name}": (operation, *places)
+    for operation, names, *places in OPERATIONS
+    for name in names.split()
 }
 
 
@@ -183,10 +183,7 @@ class Tracing(Tool):
         tensors = [*tensors_in(inputs), *tensors_in(outputs)]
         self.rows.append(
             {
-                "op_id": op["op_id"],
-                "type": op["type"],
-                "layer": op["layer"],
-                "phase": op["phase"],
+                **{name: op[name] for name in ("op_id", "type", "layer", "phase")},
                 "flop": flop,
                 "bytes": sum(each.numel() * each.element_size() for each in tensors),
                 "shapes": [tuple(each.shape) for each in tensors_in(inputs)],
@@ -216,6 +213,10 @@ def chosen(op: str = "", layer: str | None = None) -> Where:
     return where
 
 
+def _is_product(op: OpContext, where: Where | None) -> bool:
+    return op["operation"] in {"linear", "convolution"} and (where is None or where(op))
+
+
 TWO_OF_FOUR = "2:4"
 
 
@@ -232,16 +233,15 @@ def mask_of(weight: Any, sparsity: float | str) -> Any:
     import torch
 
     if sparsity == TWO_OF_FOUR:
-        rows = weight.reshape(weight.shape[0], -1)
-        if rows.shape[1] % 4:
-            raise InstrumentError(f"2:4 needs a multiple of 4 inputs; a weight has {rows.shape[1]}")
-        order = rows.abs().reshape(-1, 4).argsort(dim=1, descending=True, stable=True)
-        mask = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :2], value=True)
-        return mask.reshape(weight.shape)
-    flat = weight.abs().flatten()
-    kept = flat.numel() - int(flat.numel() * float(sparsity))
-    order = flat.argsort(descending=True, stable=True)
-    mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(0, order[:kept], value=True)
+        inputs = weight[0].numel()
+        if inputs % 4:
+            raise InstrumentError(f"2:4 needs a multiple of 4 inputs; a weight has {inputs}")
+        rows, kept = weight.abs().reshape(-1, 4), 2
+    else:
+        rows = weight.abs().reshape(1, -1)
+        kept = rows.numel() - int(rows.numel() * float(sparsity))
+    order = rows.argsort(dim=1, descending=True, stable=True)
+    mask = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, :kept], value=True)
     return mask.reshape(weight.shape)
 
 
@@ -277,11 +277,9 @@ class Pruning(Tool):
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
-        if op["operation"] not in {"linear", "convolution"} or op["weight_place"] is None:
-            return
-        if self.where is not None and not self.where(op):
-            return
         place = op["weight_place"]
+        if place is None or not _is_product(op, self.where):
+            return
         weight = op.get_inputs()[place]
         if self.sparsity == TWO_OF_FOUR and weight[0].numel() % 4:
             self.dense.append(op["op_id"])
@@ -345,13 +343,9 @@ class FakeQuantization(Tool):
         self.add_inst_for_op(self._choose)
 
     def _choose(self, op: OpContext) -> None:
-        if op["operation"] not in {"linear", "convolution"} or not (
-            self.where is None or self.where(op)
-        ):
+        if not _is_product(op, self.where):
             return
-        for place in (
-            [op["input_place"], op["weight_place"]] if self.activations else [op["weight_place"]]
-        ):
+        for place in [op["input_place"]] * self.activations + [op["weight_place"]]:
             if place is not None:
                 scale = None if self.training else scale_of(op.get_inputs()[place], self.bits)
                 op.insert_before_op(rounded, inputs=[place], grad=True, bits=self.bits, scale=scale)

@@ -1,16 +1,13 @@
 """The fixture `assert_step_time`, which pytest finds wherever daydream is installed (entry point `pytest11`).
 
-Every run of pytest there imports this file: it loads nothing before the fixture is used.
+Every run of pytest there imports this file: it loads nothing else of daydream's before the fixture is used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from daydream.integrations.step_time import StepTime
+from daydream.integrations.step_time import StepTime
 
 
 @pytest.fixture
@@ -19,6 +16,4 @@ def assert_step_time() -> type[StepTime]:
 
     With `whatif="amp"` it is the predicted step; `.not_slower_than(baseline, percent=3)` compares.
     """
-    from daydream.integrations.step_time import StepTime
-
     return StepTime

@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -136,26 +135,12 @@ def arrow_tables(trace: Trace) -> dict[str, pa.Table]:
         values = np.empty(0, np.int64) if trace.memory is None else trace.memory[name]
         mask = values == null if name in MAY_BE_UNKNOWN else None
         memory[name] = pa.array(values, pa.int64(), mask=mask)
-    tables = {
-        "events": pa.table({name: there[name] for name in EVENT}),
-        "memory": pa.table(memory),
-    }
+    tables = {"events": pa.table({name: there[name] for name in EVENT}), "memory": pa.table(memory)}
     steps = [{"step": at, **step} for at, step in enumerate(trace.metadata.get("steps", []))]
     for table, records in {"steps": steps, "devices": trace.metadata.get("devices", [])}.items():
-        columns = {
-            name: pa.array([_typed(record.get(name), kind) for record in records], kinds[kind])
-            for name, (kind, _) in TABLES[table].columns.items()
-        }
-        tables[table] = pa.table(columns)
+        columns = [(name, kinds[kind]) for name, (kind, _) in TABLES[table].columns.items()]
+        tables[table] = pa.Table.from_pylist(records, schema=pa.schema(columns))
     return tables
-
-
-def _typed(value: Any, kind: str) -> Any:
-    """Return a value of the metadata if it is of the column's type, else None."""
-    if kind == "BIGINT":
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return value if whole and abs(value) < 2**63 else None
-    return value if isinstance(value, str if kind == "VARCHAR" else bool) else None
 
 
 # Queries -------------------------------------------------------------------------------------------
@@ -163,35 +148,24 @@ def _typed(value: Any, kind: str) -> Any:
 
 @dataclass(frozen=True)
 class SqlRows:
-    """What a query found: names and types of its columns, its rows, and whether there were more."""
+    """What a query found: its columns (`name`, `type`), its rows, and whether there were more."""
 
-    columns: list[str]
-    types: list[str]
+    columns: list[dict[str, str]]
     rows: list[tuple[Any, ...]]
     more: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `sql --json` prints."""
-        columns = [
-            {"name": name, "type": kind}
-            for name, kind in zip(self.columns, self.types, strict=True)
-        ]
-        return {
-            "columns": columns,
-            "rows": [[_plain(value) for value in row] for row in self.rows],
-            "more": self.more,
-        }
+        rows = [[_plain(value) for value in row] for row in self.rows]
+        return {"columns": self.columns, "rows": rows, "more": self.more}
 
     def records(self) -> list[dict[str, Any]]:
         """Return a mapping for each row; a name that occurs again gets a number."""
         names: list[str] = []
-        for name in self.columns:
+        for name in (column["name"] for column in self.columns):
             again = names.count(name) + sum(each.startswith(f"{name} ") for each in names)
             names.append(f"{name} {again + 1}" if again else name)
-        return [
-            {name: _plain(value) for name, value in zip(names, row, strict=True)}
-            for row in self.rows
-        ]
+        return [dict(zip(names, map(_plain, row), strict=True)) for row in self.rows]
 
 
 def database(trace: Trace) -> DuckDBPyConnection:
@@ -225,48 +199,34 @@ def query(trace: Trace, statement: str, *, most: int = MOST_ROWS) -> SqlRows:
         DaydreamError: it is not one SELECT, DuckDB refuses it, or DuckDB is not installed.
 
     """
-    with _told(), database(trace) as connection:
+    with database(trace) as connection:
         import duckdb
 
-        statements = connection.extract_statements(statement)
         reads = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        if len(statements) != 1 or statements[0].type not in reads:
-            kinds = " and ".join(each.type.name for each in statements) or "nothing"
-            raise DaydreamError(f"a query is one SELECT, and this is {kinds}: a trace is only read")
-        found = connection.execute(statements[0])
-        columns = found.description or []
-        rows = found.fetchmany(most + 1)
-        return SqlRows(
-            [str(column[0]) for column in columns],
-            [str(column[1]) for column in columns],
-            rows[:most],
-            len(rows) > most,
-        )
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Say in one message what DuckDB has against a query."""
-    try:
-        yield
-    except DaydreamError:
-        raise
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in {"duckdb", "_duckdb"}:
-            raise
-        said = [line for line in str(error).splitlines() if line.strip()]
-        tables = f"The tables are {', '.join(TABLES)}; DESCRIBE NAME shows the columns of one."
-        raise DaydreamError("\n".join([*said[:3], tables])) from None
+        try:
+            statements = connection.extract_statements(statement)
+            if len(statements) != 1 or statements[0].type not in reads:
+                kinds = " and ".join(each.type.name for each in statements) or "nothing"
+                reason = f"a query is one SELECT, and this is {kinds}: a trace is only read"
+                raise DaydreamError(reason)
+            found = connection.execute(statements[0])
+            rows = found.fetchmany(most + 1)
+        except duckdb.Error as error:
+            told = [line for line in str(error).splitlines() if line.strip()]
+            tables = f"The tables are {', '.join(TABLES)}; DESCRIBE NAME shows the columns of one."
+            raise DaydreamError("\n".join([*told[:3], tables])) from None
+        columns = [{"name": str(name), "type": str(kind)} for name, kind, *_ in found.description]
+        return SqlRows(columns, rows[:most], len(rows) > most)
 
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it; a number that is none as None, what JSON has not as its text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
     return value.hex() if isinstance(value, bytes) else str(value)

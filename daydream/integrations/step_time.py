@@ -27,30 +27,22 @@ class StepTime:
     """
 
     def __init__(
-        self,
-        trace: Trace | str | os.PathLike[str],
-        whatif: str | None = None,
-        **options: Any,
+        self, trace: Trace | str | os.PathLike[str], whatif: str | None = None, **options: Any
     ) -> None:
         import daydream
         from daydream.report.format import printable
 
         self._replay = daydream.replay(trace)
         self.name = printable(str(trace) if isinstance(trace, str | os.PathLike) else "the trace")
-        if whatif is None:
-            self.step_ns: int | None = self._replay.basis_measured_ns or self._replay.basis_ns
-            self._range = self._why = ""
-            return
-        found = daydream.whatif(self._replay, whatif, **options)
-        self.step_ns, self.name = (
-            found.predicted_ns,
-            f"{printable(whatif)} on {self.name}",
-        )
-        self._why = found.reason or ""
-        low, high = found.predicted_low_ns, found.predicted_high_ns
-        self._range = (
-            "" if low is None or high is None else f" (90% interval {_ms(low)} to {_ms(high)})"
-        )
+        self.step_ns: int | None = self._replay.basis_measured_ns or self._replay.basis_ns
+        self._range = self._why = ""
+        if whatif is not None:
+            found = daydream.whatif(self._replay, whatif, **options)
+            self.step_ns, self._why = found.predicted_ns, found.reason or ""
+            self.name = f"{printable(whatif)} on {self.name}"
+            low, high = found.predicted_low_ns, found.predicted_high_ns
+            if low is not None and high is not None:
+                self._range = f" (90% interval {_ms(low)} to {_ms(high)})"
 
     def below(self, ms: float) -> StepTime:
         """Hold the step to be at most so many ms.
@@ -59,12 +51,7 @@ class StepTime:
             AssertionError: it is longer, is not known, or the trace does not replay.
         """
         __tracebackhide__ = True
-        step_ns = self._known()
-        if not step_ns / 1e6 <= ms:
-            raise AssertionError(
-                f"{self.name}: a step takes {_ms(step_ns)}{self._range}, at most {ms:g} ms are allowed"
-            )
-        return self
+        return self._hold(f"at most {ms:g} ms are allowed", holds=self._known() / 1e6 <= ms)
 
     def not_slower_than(
         self, baseline: Trace | str | os.PathLike[str], percent: float = 0.0
@@ -77,12 +64,15 @@ class StepTime:
         __tracebackhide__ = True
         step_ns, before = self._known(), StepTime(baseline)
         before_ns = before._known()
-        if not step_ns <= before_ns * (1 + percent / 100):
-            longer = f"{step_ns / before_ns - 1:.1%} longer" if before_ns else "longer"
-            raise AssertionError(
-                f"{self.name}: a step takes {_ms(step_ns)}{self._range}, {longer} than {_ms(before_ns)} of "
-                f"{before.name}; at most {percent:g}% are allowed"
-            )
+        longer = f"{step_ns / before_ns - 1:.1%} longer" if before_ns else "longer"
+        than = f"{longer} than {_ms(before_ns)} of {before.name}; at most {percent:g}% are allowed"
+        return self._hold(than, holds=step_ns <= before_ns * (1 + percent / 100))
+
+    def _hold(self, what: str, *, holds: bool) -> StepTime:
+        __tracebackhide__ = True
+        if not holds:
+            taken = f"{self.name}: a step takes {_ms(self._known())}{self._range}"
+            raise AssertionError(f"{taken}, {what}")
         return self
 
     def _known(self) -> int:

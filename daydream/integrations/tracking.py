@@ -89,14 +89,10 @@ def log_to_wandb(found: Result, *, run: Any = None, prefix: str = "daydream/") -
         raise MissingPackageError("wandb", "wandb") from None
     run = wandb.run if run is None else run
     if run is None:
-        raise DaydreamError(
-            "no run of Weights & Biases has begun: call wandb.init() first, or give run="
-        )
-    values: dict[str, Any] = {
-        **figures(found),
-        "comparison": wandb.Html(_page(found), inject=False),
-    }
-    run.log({prefix + name: value for name, value in values.items()})
+        reason = "no run of Weights & Biases has begun: call wandb.init() first, or give run="
+        raise DaydreamError(reason)
+    page = {"comparison": wandb.Html(_page(found), inject=False)}
+    run.log({prefix + name: value for name, value in {**figures(found), **page}.items()})
     texts = {prefix + name: text for name, text in _texts(found).items()}
     run.config.update(texts, allow_val_change=True)
 

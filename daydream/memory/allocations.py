@@ -311,8 +311,7 @@ def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
 
 def of_rank(trace: Trace, name: str, rank: int) -> list[dict[str, Any]]:
     """Return a list of the metadata that ranks may have each their own of: `parameters`, `ddp`, ..."""
-    by_rank = trace.metadata.get(f"{name}_by_rank") or {}
-    return by_rank.get(str(rank)) or ([] if by_rank else trace.metadata.get(name)) or []
+    return trace.of_rank(name, rank) or []
 
 
 def device_name(device: int) -> str:

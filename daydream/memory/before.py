@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
@@ -45,7 +44,7 @@ from daydream.memory.enclosing import arguments_of, rows_that
 from daydream.model.optimizers import states_of
 from daydream.text import bytes_text
 from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 MIB = 2**20
@@ -74,10 +73,7 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
 
 def description_of(trace: Trace, rank: int, device: int) -> dict[str, Any]:
     """Return what the metadata says of a rank's device; empty if nothing."""
-    devices = (trace.metadata.get("devices_by_rank") or {}).get(str(rank)) or trace.metadata.get(
-        "devices"
-    )
-    for place, each in enumerate(devices or []):
+    for place, each in enumerate(trace.of_rank("devices", rank) or []):
         if (place if each.get("id") is None else each["id"]) == device:
             return dict(each)
     return {}

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from daydream.arrays import distinct_rows, last_before
-from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 

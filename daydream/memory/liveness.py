@@ -34,7 +34,6 @@ from daydream.memory.enclosing import (
     rows_that,
     take,
 )
-from daydream.model.blocks import TOGETHER, block_of_layers
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -58,6 +57,8 @@ def block_of_rows(
     Returns:
         two arrays of places among the blocks, -1 if in none; int64, shape (rows,).
     """
+    from daydream.model.blocks import TOGETHER, block_of_layers
+
     _, blocks = block_of_layers(held.graph, patterns)
     place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
     known: dict[str | None, int] = {None: UNKNOWN}

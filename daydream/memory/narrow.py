@@ -21,7 +21,6 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
-from daydream.costs.resize.new_shapes import result_size
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
 from daydream.lazy import regex
@@ -149,6 +148,8 @@ def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:
         gradient = WIDE * elements(arguments[2]) if len(arguments) > 2 else 0
         return 0, gradient, gradient + WIDE // 2 * sum(map(elements, arguments[:2]))
     operands = sum(elements(part) for part in arguments[op.first : op.first + 2])
+    from daydream.costs.resize.new_shapes import result_size
+
     most = WIDE * math.prod(result_size(op.name, arguments)) + WIDE // 2 * operands
     return 0, most // 2, most
 

@@ -69,9 +69,7 @@ def start_of(held: Allocations, rank: int, device: int) -> Start | None:
 
 
 def _told(held: Allocations, rank: int, device: int) -> list[dict[str, Any]]:
-    metadata = held.trace.metadata
-    by_rank = metadata.get("held_before_by_rank") or {}
-    told = by_rank.get(str(rank)) or ({} if by_rank else metadata.get("held_before")) or {}
+    told = held.trace.of_rank("held_before", rank) or {}
     segments = (told.get(str(device)) or {}).get("segments") or []
     return sorted(segments, key=lambda each: int(each["address"]))
 

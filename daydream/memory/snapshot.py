@@ -48,7 +48,8 @@ STATES = (
     "inactive",
 )  # in any other a block is freed, and a stream still uses it
 NEEDED = (
-    "A snapshot of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines were needed."
+    "Give a file of torch.cuda.memory._dump_snapshot, the same as JSON, or JSON lines; "
+    "a trace goes without --snapshot."
 )
 DOUBTS = {  # what is counted while events are read -> what is said of them
     "action": "with an unknown action",

@@ -22,7 +22,6 @@ import numpy as np
 
 from daydream.arrays import distinct_rows, run_starts
 from daydream.costs.device.call_scaling import memory_bandwidth, works
-from daydream.costs.device.fusion import parting_calls
 from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.operators import MATRIX_FAMILIES, operators_that
@@ -394,6 +393,8 @@ def can_fuse(groups: Groups) -> Groups:
     for each in np.unique(lane).tolist():
         mine = np.flatnonzero(lane == each)
         mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
+        from daydream.costs.device.fusion import parting_calls
+
         parting = np.concatenate([_unfusible(mates).ids, parting_calls(graph, each)])
         points = np.sort(columns["order"][parting])
         crossed = np.searchsorted(points, last[mine]) - np.searchsorted(

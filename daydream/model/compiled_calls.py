@@ -39,9 +39,8 @@ from operator import or_
 import numpy as np
 
 from daydream.arrays import distinct_rows
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
-from daydream.costs.device.fusion import bytes_left
 from daydream.costs.kernels import work
 from daydream.costs.operators import MATRIX_FAMILIES, operator, operators_that
 from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
@@ -78,8 +77,8 @@ class FixedCosts:
 
 
 # Calls and breaks: 1 to 4 modules of one parameter of 8 elements, products of 8 x 8, and chains with 1 to
-# 4 graph breaks, each against the same uncompiled, by phase (benchmarks/compiled_costs.py). Parameters: from
-# the same with up to 32 of them. torch 2.13.0 on x86 server CPUs at one thread: means of two hosts, which are
+# 4 graph breaks, each against the same uncompiled, by phase (benchmarks/compiled_costs.py of b281a3aa). Parameters:
+# from the same with up to 32 of them. torch 2.13.0 on x86 server CPUs at one thread: means of two hosts, which are
 # 5% apart in a call forward (69.5 and 73 us), 24% backward (43.5 and 55) and by a factor of 1.5 to 2.2 in
 # a parameter (2.0 and 4.5, 1.2 and 2.4) and a break (34 and 50, 24.5 and 48). None of these is a model of the
 # ledger.
@@ -280,6 +279,8 @@ def fused_bodies_ns(graph: Graph, loops: Groups) -> np.ndarray:
     nbytes = np.bincount(which, amounts.nbytes[known], len(first))
     at = known[first]
     widths = np.array([itemsize(dtype) or 0 for dtype in tasks.dtype[at].tolist()], np.int64)
+    from daydream.costs.device.fusion import bytes_left
+
     left = bytes_left(number[at], nbytes, tasks.input_elements[at] * widths, len(loops))
     # The gradient of a normalization needs sums over all that comes in before it writes anything.
     twice = (amounts.family == "normalization") & (tasks.phase == "backward")
@@ -391,7 +392,7 @@ def _reads(
     return passes[cuts] + again
 
 
-# ns; torch 2.13.0 on an x86 server CPU with AVX-512, at one thread (benchmarks/compiled_costs.py).
+# ns; torch 2.13.0 on an x86 server CPU with AVX-512, at one thread (benchmarks/compiled_costs.py of b281a3aa).
 # An element drawn and its mask stored: the compiled forward pass of a dropout of 16 k and 65 k elements, less
 # its fixed costs: the mean of two hosts (19.2 and 21.4 on one, 16 and 15 on the other).
 DRAW_NS = 17.0

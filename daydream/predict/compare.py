@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import field
 
 from daydream.arrays import distinct_rows, percentile
-from daydream.display import NotebookFigure
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, covered_steps, step_rank
+from daydream.lazy import NotebookFigure
 from daydream.predict.basis import UNPROFILED, Basis, timed_steps
 from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction

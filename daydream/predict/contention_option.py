@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import field
@@ -15,8 +15,10 @@ from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, KERNEL
 from daydream.results import Record
-from daydream.simulate.contention import Contention
 from daydream.text import counted
+
+if TYPE_CHECKING:
+    from daydream.simulate.contention import Contention
 
 MEASURED = "measured"
 OFF = "off"
@@ -101,6 +103,8 @@ def between(choice: Choice | None, untouched: Graph, graph: Graph) -> Contention
         kernels = graph.select(kind="kernel")
         factor = np.full(len(graph.name), choice.other_factor)
         factor[kernels.ids[is_matrix(graph, kernels)]] = choice.matrix_factor
+    from daydream.simulate.contention import Contention
+
     return Contention(untouched, factor, choice.transfer_factor)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from daydream.arrays import distinct
 from daydream.costs.kernel_names import family
-from daydream.display import NotebookFigure
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
+from daydream.lazy import NotebookFigure
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Record
 from daydream.simulate.steady_state import settle

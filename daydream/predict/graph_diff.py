@@ -36,13 +36,12 @@ from daydream.graph.tables import (
     step_rank,
 )
 from daydream.model import trained_parameters
-from daydream.model.blocks import TOGETHER, matching_blocks, repeated_blocks
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
-# Errors over affected time, by sort, that hold 90% of the ledger's predictions, rounded up: `python
-# validation/ranges.py` fits them. These are of processes that gave freed memory back at times, as a
+# Errors over affected time, by sort, that hold 90% of measured changes, rounded up: `python
+# validation/evaluate.py changes` fits them. These are of processes that gave freed memory back at times, as a
 # user's does (`validation/` at revision 2ddd0fd); those of today need less, as docs/accuracy.md shows.
 # `kernels` is from traces of the same models on two GPUs and at two batch sizes, `transfers` from an
 # emulated link, the others from small models on a CPU.
@@ -319,6 +318,8 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
                 if any(fnmatch.fnmatchcase(path, each) for each in words["layer"])
             }
         else:
+            from daydream.model.blocks import matching_blocks
+
             fits = _in_blocks(paths, matching_blocks(after, words["block"]))
         if not fits & edited:
             continue
@@ -353,6 +354,8 @@ def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
     calls = whole_calls(graph)
     if calls is None:
         return np.zeros(graph.size, bool), ""
+    from daydream.model.blocks import repeated_blocks
+
     blocks = [block for family in repeated_blocks(graph) for block in family]
     fits = _in_blocks(graph.texts["layer"], blocks)
     return calls.unplaced & _encloses(
@@ -374,6 +377,8 @@ def _of_layers(graph: Graph, layers: Collection[str | None]) -> np.ndarray:
 
 def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
     """Return those of some paths that are blocks, or in them."""
+    from daydream.model.blocks import TOGETHER
+
     parts = TOGETHER.join(blocks).split(TOGETHER)
     return {path for path in paths if any(within(path, part) for part in parts)}
 

@@ -10,11 +10,11 @@ from msgspec import field
 
 from daydream import lazy
 from daydream.costs.device.measured import KernelTable
-from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.lower import problems
 from daydream.graph.tables import step_rank
+from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
 from daydream.predict.contention_option import MEASURED, Choice, between, choose

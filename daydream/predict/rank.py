@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import field
 
-from daydream.display import NotebookFigure
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.lazy import NotebookFigure
 from daydream.predict.basis import Basis
 from daydream.predict.curves import Curve, curves
 from daydream.predict.explain import bound_now

@@ -17,7 +17,6 @@ from daydream.collect.derive.quality import unrest
 from daydream.costs.contention import evidence_json, evidence_of, known, measured_contention
 from daydream.costs.device.measured import KernelTable, give_table
 from daydream.costs.workload.calls import kept_work, work_contents, work_known
-from daydream.display import NotebookFigure
 from daydream.errors import DaydreamError, GraphError
 from daydream.files.cache import Contents
 from daydream.graph.calls import fused_parts
@@ -25,6 +24,7 @@ from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
 from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
 from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, TABLES, Facts, Lane, step_rank
+from daydream.lazy import NotebookFigure
 from daydream.predict.basis import (
     ESTIMATED,
     RECORDED,
@@ -39,7 +39,6 @@ from daydream.results import Record
 from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
-from daydream.trace.cached_trace import trace_contents
 from daydream.trace.step_range import TYPICAL
 from daydream.trace.trace import Trace
 
@@ -460,6 +459,8 @@ def _of_trace(trace: Trace) -> Replay:
 
 def _contents(made: Replay, trace: Trace) -> Contents:
     """Return what is kept of a replay: its graph and when each task starts."""
+    from daydream.trace.cached_trace import trace_contents
+
     base = made.recording.graph
     settled = made.recording.settled
     of_trace = trace_contents(trace)

@@ -16,9 +16,9 @@ from msgspec import field
 
 from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
-from daydream.display import NotebookFigure
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
+from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
 from daydream.predict.basis import Basis
 from daydream.predict.contention_option import MEASURED, Choice, Option, between

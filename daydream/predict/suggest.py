@@ -27,7 +27,6 @@ from daydream.graph.plan import Cause
 from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
-from daydream.model.graph_breaks import breaks_of
 from daydream.model.loading import untraced_waits
 from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
 from daydream.predict.notes import preference
@@ -251,6 +250,8 @@ def _stretches(chain: Chain) -> list[Avoidable]:
             place=place,
         )  # fmt: skip
     # Between two graphs of one compiled call the program is in Python, and guards come before the next.
+    from daydream.model.graph_breaks import breaks_of
+
     if breaks := breaks_of(graph):
         first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
         mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))

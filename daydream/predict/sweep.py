@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from msgspec import field
 
 from daydream.costs.device.measured import KernelTable
-from daydream.display import NotebookTables
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
+from daydream.lazy import NotebookTables
 from daydream.parallel import Engine, engine_of, map_on
 from daydream.predict.contention_option import MEASURED, parsed
 from daydream.predict.contention_option import Option as ContentionOption

@@ -138,10 +138,12 @@ class Table(NamedTuple):
         unit, size, digits = scale(times)
         memory, nbytes = memory_unit(sizes)
         heads = []
-        units = {Kind.TIME: unit, Kind.BYTES: memory}
+        units = {Kind.TIME: unit, Kind.INTERVAL: unit, Kind.BYTES: memory}
         for column in self.columns:
-            kind = Kind.TIME if column.kind in TIMES else column.kind
-            said = None if self.own_units else units.pop(kind, None)
+            kind = Kind.TIME if column.kind is Kind.CHANGE else column.kind
+            said = None if self.own_units else units.get(kind)
+            if kind is not Kind.INTERVAL:  # the unit of those that follow, too
+                units.pop(kind, None)
             heads.append(f"{column.title}, {said}" if said and column.title else column.title)
 
         def text(kind: Kind, cell: Cell) -> str:

@@ -308,7 +308,7 @@ def _of_replay(graph: Graph, replay: Replay) -> dict[str, Verdict]:
         untraced: facts.untraced_ns > limit,
         f"{unresolved:,} of {waits:,} stream waits are unresolved": unresolved
         > (1 - ENOUGH_KNOWN) * waits,
-        "only one step is covered, so how steps vary is not known": len(replay.steps) == 1,
+        "only one step is complete, so how steps vary is not known": len(replay.steps) == 1,
         "no CPU work was recorded, so pauses of the device stay as they were": not has_cpu(graph),
     }
     said = "; ".join(doubt for doubt, holds in doubts.items() if holds)

@@ -1,6 +1,6 @@
 """Views as text: aligned columns, wrapped lines, ASCII only; on a terminal fitted to its width, in color.
 
-rich is imported only where there is a terminal: see `cli.output` and `cli.progress`.
+rich is imported only where there is a terminal: see `cli.output` and `cli.source`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from daydream.report.blocks import (
     Title,
     flat,
 )
-from daydream.report.format import printable
+from daydream.report.format import printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 96  # longer lines of text are hard to read
 COLUMNS, LINES = 80, 24  # of a terminal that does not say
-LEAST_WIDTH, LEAST_NAME = 40, 16  # a terminal that is narrower breaks the lines itself
+LEAST_WIDTH, LEAST_NAME = 40, 26  # a terminal that is narrower breaks the lines itself
 KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range
@@ -191,6 +191,9 @@ def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
         max(map(_cells, [head, *(cells[at] for cells in body)])) for at, head in enumerate(heads)
     ]
     kept = _fitted(table, wide, room) if room is not None else table.used()
+    for at in kept:
+        if named[at]:
+            heads[at] = shortened(heads[at], wide[at])
     yield [Piece(_cell(table, at, heads[at], wide[at]), TITLE) for at in kept]
     for row, cells in zip(table.rows, texts, strict=True):
         if row.style == HEADING:
@@ -211,7 +214,7 @@ def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
 def _fitted(table: Table, wide: list[int], room: int) -> list[int]:
     """Return the columns that fit, and make `wide`, that of the columns of names, so narrow that they do."""
     kept = table.used()
-    names = [at for at in kept if table.columns[at].kind is Kind.NAME]
+    names = {at for at in kept if table.columns[at].kind is Kind.NAME}
     least = [min(each, LEAST_NAME) if at in names else each for at, each in enumerate(wide)]
     spare = sorted(
         (at for at in kept if table.columns[at].spare), key=lambda at: table.columns[at].spare
@@ -219,9 +222,9 @@ def _fitted(table: Table, wide: list[int], room: int) -> list[int]:
     for at in spare:
         if sum(MARGIN + least[each] for each in kept) > room:
             kept.remove(at)
-    for _ in names:
+    for _ in names & {*kept}:
         over = sum(MARGIN + wide[at] + (at > 0 and at in names) for at in kept) - room
-        longest = max((at for at in names if at in kept), key=lambda at: wide[at] - least[at])
+        longest = max(names & {*kept}, key=lambda at: wide[at] - least[at])
         wide[longest] = max(wide[longest] - max(over, 0), least[longest])
     return kept
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.arrays import run_starts
-from daydream.display import NotebookFigure
 from daydream.graph.lower import steps_in
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, step_rank
+from daydream.lazy import NotebookFigure
 from daydream.simulate.critical_path import (
     CriticalPath,
     Path,

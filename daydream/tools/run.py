@@ -1,38 +1,44 @@
-"""Tools by name, by the path of a file, or by entry point; and one run over a trace: what it is given and found."""
+"""Tools by name, by the path of a file, or by entry point; and one run over a trace, or a range of it.
+
+A range is the part of a trace that a tool sees, with what it launches and its backward pass.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.metadata
 import inspect
+import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from daydream.errors import DaydreamError
-from daydream.text import meant
-from daydream.tools.ranges import Range, in_range
+from daydream.costs.workload.calls import forward_rows
+from daydream.errors import DaydreamError, TraceError
+from daydream.graph.calls import enclosing
+from daydream.memory.enclosing import enclosing_rows
+from daydream.text import listed, meant
+from daydream.tools import shipped
 from daydream.tools.tool import CALLBACKS, MARK, Events, ToolError, tables
+from daydream.trace.trace import Trace
 from daydream.transforms.registry import load_file, loading
 from daydream.transforms.user_file import own_code
 
 ENTRY_POINTS = "daydream.tools"
+FORMS = "layer:GLOB, step:NUMBER, annotation:REGEX or kernels:FIRST-LAST"
 
 
 def tools() -> dict[str, str]:
     """Return the names of the tools that ship or that installed packages add, and what each gives."""
-    from daydream.tools import shipped
-
-    found = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in _in(shipped).items()}
     others = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {
-        **found,
-        **{point.name: f"of {point.value}" for point in others if point.name not in found},
-    }
+    own = {name: (inspect.getdoc(cls) or "").split("\n")[0] for name, cls in _in(shipped).items()}
+    return {**{point.name: f"of {point.value}" for point in others}, **own}
 
 
 def find_tool(name: str) -> type:
@@ -41,11 +47,15 @@ def find_tool(name: str) -> type:
     Raises:
         ToolError: there is none, or its file cannot be loaded.
     """
-    if name.endswith(".py") or "/" in name:
-        return _from_file(name)
-    from daydream.tools import shipped
-
     own = _in(shipped)
+    if name.endswith(".py") or "/" in name:
+        found = _in(load_file(name))
+        if len(found) > 1:
+            others = f"{len(found)} tools ({', '.join(found)}); leave one of them in it"
+            raise ToolError(f"{name} has {others}")
+        if not found:
+            raise ToolError(f"{name} has no class under @daydream.tool")
+        return next(iter(found.values()))
     if name in own:
         return own[name]
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
@@ -58,16 +68,6 @@ def find_tool(name: str) -> type:
     raise ToolError(f"unknown tool {name!r}. {hint}")
 
 
-def _from_file(path: str) -> type:
-    """Return the one tool that a Python file defines."""
-    found = _in(load_file(path))
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
-        raise ToolError(f"{path} has no class under @daydream.tool")
-    raise ToolError(f"{path} has {len(found)} tools ({', '.join(found)}); leave one of them in it")
-
-
 def _in(module: ModuleType) -> dict[str, type]:
     """Return the tools that a module defines, by name."""
     return {
@@ -75,10 +75,6 @@ def _in(module: ModuleType) -> dict[str, type]:
         for cls in vars(module).values()
         if isinstance(cls, type) and MARK in vars(cls) and cls.__module__ == module.__name__
     }
-
-
-if TYPE_CHECKING:
-    from daydream.trace.trace import Trace
 
 
 def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[str, Any]:  # noqa: A002
@@ -103,9 +99,8 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
     cls = find_tool(which) if isinstance(which, str) else which
     name = getattr(cls, MARK, None)
     if name is None:
-        raise ToolError(
-            f"{getattr(cls, '__name__', cls)} is no tool: write @daydream.tool above the class"
-        )
+        who = getattr(cls, "__name__", cls)
+        raise ToolError(f"{who} is no tool: write @daydream.tool above the class")
     chosen = in_range(trace, range)
     with _guarded(name, cls):
         running = cls()
@@ -159,3 +154,120 @@ def _guarded(name: str, cls: type) -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"
         raise ToolError(f"{name} failed in {where}: {type(error).__name__}: {error}") from error
+
+
+# Ranges -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """Rows of a trace that a tool sees: bool, shape (rows,); `named` are the steps, if it is of steps."""
+
+    trace: Trace
+    rows: np.ndarray
+    all: bool = False
+    named: tuple[int, ...] = ()
+
+    def memory(self) -> np.ndarray:
+        """Return the memory events in it, int64: those of a row in it, of steps those within their time."""
+        memory = self.trace.memory
+        if memory is None:
+            return np.zeros(0, np.int64)
+        if self.all:
+            return np.arange(len(memory))
+        inside = np.zeros(len(memory), bool)
+        if self.named:
+            time = memory["time_ns"]
+            for step in (self.trace.metadata["steps"][at] for at in self.named):
+                within = (step["start_ns"] <= time) & (time < step["end_ns"])
+                inside |= within & (memory["rank"] == step["rank"])
+        else:
+            row = enclosing_rows(self.trace, memory)
+            inside = (row >= 0) & self.rows[np.maximum(row, 0)]
+        return np.flatnonzero(inside)
+
+    def steps(self) -> np.ndarray:
+        """Return the steps in it, int64: those that have rows in it."""
+        if self.all:
+            return np.arange(len(self.trace.metadata.get("steps", [])))
+        found = np.unique(self.trace["step"][self.rows]).astype(np.int64)
+        return np.array(self.named, np.int64) if self.named else found[found >= 0]
+
+
+def in_range(trace: Trace, text: str | None) -> Range:
+    """Return the part of a trace that a text names, all of it if it is None.
+
+    Raises:
+        TraceError: the text is no range, or the trace has nothing in it.
+    """
+    if text is None:
+        return Range(trace, np.ones(len(trace), bool), all=True)
+    kind, colon, value = text.partition(":")
+    if not colon or kind not in _FINDERS:
+        raise TraceError(f"{text!r} is no range; write {FORMS}")
+    return _FINDERS[kind](trace, value)
+
+
+def _layer(trace: Trace, glob: str) -> Range:
+    layers = trace.text("layer")
+    if not layers:
+        raise TraceError("this trace has no layers; record it with `daydream collect`")
+    codes = [code for code, layer in enumerate(layers) if fnmatch.fnmatchcase(layer, glob)]
+    rows = np.isin(trace["layer"], codes)
+    if not rows.any():
+        raise TraceError(f"no layer matches {glob!r}; layers are {listed(layers)}")
+    return Range(trace, rows)
+
+
+def _step(trace: Trace, wanted: str) -> Range:
+    names = [str(step["name"]) for step in trace.metadata.get("steps", [])]
+    number = re.compile(rf"(?<!\d){re.escape(wanted)}$")  # in ProfilerStep#13 there is no step 3
+    numbered = [at for at, name in enumerate(names) if wanted and number.search(name)]
+    if not numbered:
+        there = f"no step {wanted!r}; steps are {listed(names)}"
+        raise TraceError(there if names else "this trace has no steps")
+    return Range(trace, np.isin(trace["step"], numbered), named=tuple(numbered))
+
+
+def _annotation(trace: Trace, regex: str) -> Range:
+    try:
+        pattern = re.compile(regex)
+    except re.error as error:
+        raise TraceError(f"{regex!r} is no regular expression ({error})") from None
+    named = [code for code, name in enumerate(trace.text("name")) if pattern.search(name)]
+    rows = trace.is_kind("annotation") & np.isin(trace["name"], named)
+    if not rows.any():
+        raise TraceError(f"no annotation matches {regex!r}")
+    inside = _with_children(trace, rows)
+    makers = forward_rows(trace, np.arange(len(trace)))
+    return Range(trace, _with_children(trace, inside | ((makers >= 0) & inside[makers])))
+
+
+def _kernels(trace: Trace, text: str) -> Range:
+    found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise TraceError(f"kernels:{text} is no range; write kernels:100-200")
+    first, last = int(found[1]), int(found[2])
+    on_device = trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0)
+    kernels = np.flatnonzero(on_device)
+    if first >= len(kernels):
+        raise TraceError(
+            f"this trace has {len(kernels):,} kernels, the first is number 0: {first} is past them"
+        )
+    rows = np.zeros(len(trace), bool)
+    rows[kernels[np.argsort(trace["start_ns"][kernels], kind="stable")][first : last + 1]] = True
+    return Range(trace, rows)
+
+
+_FINDERS: dict[str, Callable[[Trace, str], Range]] = {
+    "layer": _layer,
+    "step": _step,
+    "annotation": _annotation,
+    "kernels": _kernels,
+}
+
+
+def _with_children(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return the rows and all that lies in them or that they launch: bool, shape (rows,)."""
+    every = np.arange(len(trace))
+    return np.asarray(enclosing(trace["parent"], rows, every, inner=True) >= 0)

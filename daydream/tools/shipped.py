@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from heapq import nsmallest
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -18,8 +18,13 @@ from daydream.tools.tool import Event, Events, tool
 MOST = 20  # rows of a table
 
 
-def _largest(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    return nsmallest(MOST, rows, key=lambda row: (-row[by], str(next(iter(row.values())))))
+def _table(names: str, rows: Iterable[tuple[Any, ...]], by: str = "") -> list[dict[str, Any]]:
+    """Return rows with the names of their columns; `by` gives those with the largest values of one."""
+    found = [dict(zip(names.split(), row, strict=True)) for row in rows]
+    if by:
+        first, *_ = names.split()
+        found = sorted(found, key=lambda row: (-row[by], str(row[first])))[:MOST]
+    return found
 
 
 @tool
@@ -35,10 +40,8 @@ class KernelFrequency:
         self.total[kernel.name] += kernel.duration_ns
 
     def result(self) -> dict[str, Any]:
-        rows = [
-            {"name": n, "count": c, "total_ns": self.total[n]} for n, c in self.count.most_common()
-        ]
-        return {"kernels": rows}
+        rows = ((name, count, self.total[name]) for name, count in self.count.most_common())
+        return {"kernels": _table("name count total_ns", rows)}
 
 
 @tool
@@ -52,18 +55,13 @@ class TopKernels:
         around = list(kernel.around)
         names = [event.name for event in around]  # the launch, the operator, what called it
         source = next((f" at {event.stack}" for event in around if event.stack), "")
-        self.total[kernel.name, "".join(names[1:2]), " < ".join(names) + source] += (
-            kernel.duration_ns
-        )
+        stack = " < ".join(names) + source
+        self.total[kernel.name, "".join(names[1:2]), stack] += kernel.duration_ns
 
     def result(self) -> dict[str, Any]:
         most = self.total.most_common(MOST)
-        return {
-            "kernels": [
-                {"name": name, "operator": operator, "total_ns": ns, "stack": stack}
-                for (name, operator, stack), ns in most
-            ]
-        }
+        rows = ((name, operator, ns, stack) for (name, operator, stack), ns in most)
+        return {"kernels": _table("name operator total_ns stack", rows)}
 
 
 @tool
@@ -79,8 +77,8 @@ class OperatorFootprint:
             self.most[name] = max(self.most[name], sum(given))
 
     def result(self) -> dict[str, Any]:
-        rows = [{"name": name, "bytes": most} for name, most in self.most.items() if most]
-        return {"operators": _largest(rows, "bytes")}
+        rows = (each for each in self.most.items() if each[1])
+        return {"operators": _table("name bytes", rows, by="bytes")}
 
 
 @tool
@@ -96,23 +94,11 @@ class LaunchDelays:
             self.waits[stream].append(kernel.start_ns - kernel.parent.start_ns)
 
     def result(self) -> dict[str, Any]:
-        names = (
-            "rank",
-            "device",
-            "stream",
-            "kernels",
-            "median_ns",
-            "p95_ns",
-            "longest_ns",
-        )
-        figures = {
-            at: (len(w), *map(int, np.percentile(w, [50, 95, 100]))) for at, w in self.waits.items()
-        }
-        return {
-            "streams": [
-                dict(zip(names, (*at, *figures[at]), strict=True)) for at in sorted(figures)
-            ]
-        }
+        rows = []
+        for stream, waits in sorted(self.waits.items()):
+            figures = map(int, np.percentile(waits, [50, 95, 100]))
+            rows.append((*stream, len(waits), *figures))
+        return {"streams": _table("rank device stream kernels median_ns p95_ns longest_ns", rows)}
 
 
 @tool
@@ -131,11 +117,8 @@ class Synchronization:
     on_operator = on_call
 
     def result(self) -> dict[str, Any]:
-        rows = [
-            {"name": at[0], "operator": at[1], "count": n, "total_ns": self.total[at]}
-            for at, n in self.count.items()
-        ]
-        return {"calls": _largest(rows, "total_ns")}
+        rows = ((*at, count, self.total[at]) for at, count in self.count.items())
+        return {"calls": _table("name operator count total_ns", rows, by="total_ns")}
 
 
 BARRIER = regex(r"\bbarrier\b", re.IGNORECASE)
@@ -153,17 +136,11 @@ class Copies:
         self.found[copy.name, 1 << size.bit_length()].append((size, copy.duration_ns))
 
     def result(self) -> dict[str, Any]:
-        rows = [
-            {
-                "name": name,
-                "below_bytes": below,
-                "count": len(each),
-                "bytes": sum(size for size, _ in each),
-                "total_ns": sum(ns for _, ns in each),
-            }
-            for (name, below), each in sorted(self.found.items())
-        ]
-        return {"copies": rows}
+        rows = (
+            (*group, len(each), *map(sum, zip(*each, strict=True)))
+            for group, each in sorted(self.found.items())
+        )
+        return {"copies": _table("name below_bytes count bytes total_ns", rows)}
 
 
 @tool
@@ -196,10 +173,8 @@ class IdleGaps:
         self.work: list[tuple[Any, ...]] = []
 
     def on_kernels(self, work: Events) -> None:
-        columns = (
-            work.values(name) for name in ("start_ns", "duration_ns", "rank", "device", "name")
-        )
-        self.work += zip(*columns, strict=True)
+        names = ("start_ns", "duration_ns", "rank", "device", "name")
+        self.work += zip(*map(work.values, names), strict=True)
 
     on_copies = on_kernels
 
@@ -208,12 +183,7 @@ class IdleGaps:
         gaps = []
         for start, ns, rank, device, name in sorted(self.work, key=itemgetter(0)):
             before = end.setdefault((rank, device), start)
-            gaps.append((before - start, name, rank or 0, device, before))
+            if start > before:
+                gaps.append((name, rank or 0, device, before, start - before))
             end[rank, device] = max(before, start + ns)
-        most = nsmallest(MOST, gaps, key=itemgetter(0, 1))
-        return {
-            "gaps": [dict(zip(GAP, (*gap[1:], -gap[0]), strict=True)) for gap in most if gap[0] < 0]
-        }
-
-
-GAP = ("until", "rank", "device", "start_ns", "gap_ns")
+        return {"gaps": _table("until rank device start_ns gap_ns", gaps, by="gap_ns")}

@@ -1,14 +1,12 @@
 """What a profiler recorded of memory: a row an allocation or a free, beside the trace's own rows.
 
-They are instants, not work, so they are a table of their own. In a trace file they lie in the metadata,
-as a small parquet file in base64, since not every reader of parquet takes metadata that is no text.
+They are instants, not work, so they are a table of their own. In a trace file they are its last rows.
 
 From a file's rows of memory to a table of events, and what to say of the rows that hold none.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,10 +14,9 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import NO_ID, UNKNOWN, Columns, to_arrow, to_numpy
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns
 from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
 
-MEMORY_KEY = b"daydream.memory"
 HOST = -1  # the device of memory of the CPU
 LARGEST_ADDRESS = 2**63 - 1
 
@@ -36,6 +33,7 @@ COLUMNS: dict[str, tuple[int, int, int]] = {
     "reserved_bytes": (UNKNOWN, LARGEST_AMOUNT, UNKNOWN),
 }
 MAY_BE_UNKNOWN = ("pid", "tid", "address", "allocated_bytes", "reserved_bytes")
+IN_A_FILE = {"time_ns": "start_ns", "bytes": "memory_bytes"}  # what is called so there
 
 
 class MemoryEvents:
@@ -98,62 +96,15 @@ class MemoryEvents:
         """Return the events of several tables, one after the other."""
         return cls({name: np.concatenate([part[name] for part in parts]) for name in COLUMNS})
 
-    def encode(self) -> bytes:
-        """Return the table as text in ASCII, for the metadata of a trace file."""
-        import base64
-
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-
-        known = {
+    def of_file(self) -> Columns:
+        """Return the columns that a trace file has of them."""
+        columns = {IN_A_FILE.get(name, name): column for name, column in self.columns.items()}
+        absent = {name: null for name, (_, _, null) in COLUMNS.items() if name not in IN_A_FILE}
+        return {
             name: column
-            for name, column in self.columns.items()
-            if name in ("time_ns", "bytes") or (column != COLUMNS[name][2]).any()
+            for name, column in columns.items()
+            if name not in absent or (column != absent[name]).any()
         }
-        arrays = [to_arrow(column, None) for column in known.values()]
-        file = io.BytesIO()
-        write_table(
-            pa.Table.from_arrays(arrays, names=list(known)),
-            file,
-            compression="zstd",
-            use_dictionary=False,
-            column_encoding=dict.fromkeys(known, "DELTA_BINARY_PACKED"),
-        )
-        return base64.b64encode(file.getvalue())
-
-    @classmethod
-    def decode(cls, text: bytes, most_bytes: int) -> MemoryEvents:
-        """Return the table that `encode` gave. Raises `TraceError` if it is none, or takes more bytes."""
-        import base64
-        import binascii
-
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetFile
-
-        try:
-            source = pa.BufferReader(base64.b64decode(text, validate=True))
-            with ParquetFile(source, pre_buffer=False) as file:
-                given = file.schema_arrow
-                names = [name for name in given.names if name in COLUMNS]
-                if len(set(names)) < len(names):
-                    raise TraceError("its memory events have a column twice")
-                if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
-                    raise TraceError(
-                        f"its memory events take {size:,} bytes, more than its size allows"
-                    )
-                if any(given.field(name).type != pa.int64() for name in names):
-                    raise TraceError("its memory events hold no integers")
-                table = file.read(names, use_threads=False).combine_chunks()
-        except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
-            raise TraceError("its memory events cannot be read") from None
-        columns = {}
-        for name in names:
-            column = table.column(name)
-            if column.null_count:
-                raise TraceError(f"the column {name!r} of its memory events has holes")
-            empty = pa.array([], pa.int64())
-            columns[name] = to_numpy(column.chunk(0) if column.num_chunks else empty, UNKNOWN)
-        return cls(columns)
 
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:

@@ -249,6 +249,24 @@ class CountedWindow(Struct):
     amounts: dict[str, Measure] = {}
 
 
+class OfRank(Struct):
+    """What a rank has of its own, where that is not what the whole document says."""
+
+    rank: Rank
+    unprofiled_step_ns: list[Span] = []
+    confirmed: Confirmed | None = None
+    profiler_cost: ProfilerCost | None = None
+    parameters: list[Parameter] = []
+    buffers: list[Buffer] = []
+    optimizers: list[Optimizer] = []
+    ddp: list[Ddp] = []
+    devices: list[Device] = []
+    held_before: dict[str, Held] = {}
+
+
+OF_EACH_RANK = OfRank.__struct_fields__[1:]
+
+
 class Metadata(Struct):
     """The whole document."""
 
@@ -262,7 +280,7 @@ class Metadata(Struct):
     profiler: str | None = None  # what recorded it, where that was not torch
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)] | None = None
     rank: Rank | None = None
-    ranks: list[Rank] = []
+    ranks: list[OfRank] = []
     backend: str | None = None
     origin_ns: int = 0
     versions: dict[str, str] = {}
@@ -291,15 +309,6 @@ class Metadata(Struct):
     counters: list[Counter] = []
     counted_windows: list[CountedWindow] = []
     operators: list[OperatorWork] = []
-    unprofiled_step_ns_by_rank: dict[str, list[Span]] = {}
-    confirmed_by_rank: dict[str, Confirmed] = {}
-    profiler_cost_by_rank: dict[str, ProfilerCost] = {}
-    parameters_by_rank: dict[str, list[Parameter]] = {}
-    buffers_by_rank: dict[str, list[Buffer]] = {}
-    optimizers_by_rank: dict[str, list[Optimizer]] = {}
-    ddp_by_rank: dict[str, list[Ddp]] = {}
-    devices_by_rank: dict[str, list[Device]] = {}
-    held_before_by_rank: dict[str, dict[str, Held]] = {}
 
 
 def mistake_in(document: Mapping[str, Any]) -> str | None:
@@ -338,11 +347,11 @@ MODEL = (
 
 def fill_in(document: dict[str, Any]) -> None:
     """Give parameters, optimizers, buckets and groups without a mistake the fields that they lack."""
-    for name in MODEL:
-        for key in (name, f"{name}_by_rank"):
-            if key in Metadata.__struct_fields__ and document.get(key):
-                found = _read({key: document[key]})[key]
-                document[key] = _filled(msgspec.to_builtins(found), document[key])
+    for part in (document, *document.get("ranks", [])):
+        for name in MODEL:
+            if part.get(name):
+                found = _read({name: part[name]})[name]
+                part[name] = _filled(msgspec.to_builtins(found), part[name])
 
 
 def _filled(whole: Any, given: Any) -> Any:
@@ -369,11 +378,12 @@ def _of_steps(steps: list[Step]) -> str | None:
 
 
 def _of_sizes(found: dict[str, Any]) -> str | None:
-    every = [found.get("parameters", []), *found.get("parameters_by_rank", {}).values()]
+    ranks = found.get("ranks", [])
+    every = [found.get("parameters", []), *(rank.parameters for rank in ranks)]
     for number, parameter in enumerate(one for some in every for one in some):
         if math.prod(parameter.shape) > LARGEST_AMOUNT:
             return f"parameter {number} has more elements than any machine holds"
-    for blocks in (found.get("confirmed"), *found.get("confirmed_by_rank", {}).values()):
+    for blocks in (found.get("confirmed"), *(rank.confirmed for rank in ranks)):
         if blocks is not None and not len(blocks.base) == len(blocks.again) == len(blocks.changed):
             return "the blocks of steps with and without the change are not equally many"
     return None

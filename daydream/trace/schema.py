@@ -11,6 +11,7 @@ One row per event. A row is of one of these kinds:
 | `kernel`, `memcpy`, `memset`, `collective` | work on a device stream |
 | `sync` | the device's own record of a synchronization or a stream wait |
 | `blocked` | time in which a CPU thread was off the CPU or in a call that waits, by the call |
+| `memory` | in a file alone, behind all others: an allocation or a free, `Trace.memory` once it is read |
 
 Times are integer nanoseconds. Unknown is null in the file and in `to_pandas()`;
 in the arrays it is `UNKNOWN` (-1) for integers, `NO_ID` for pid and tid (real
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Columns: TypeAlias = "dict[str, np.ndarray]"
 Document: TypeAlias = dict[str, Any]  # metadata, or a part of it
 Texts: TypeAlias = dict[str, list[str]]  # those that a coded column points into, by column
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 IMPORT_AGAIN = "Import the profiler's file again."  # what to do about a file that is not right
 METADATA_KEY = b"daydream"
 UNKNOWN = -1
@@ -57,7 +58,7 @@ FIELDS: dict[str, Field] = {
     "stream": Field("int64", "stream of device work, and of a sync row"),
     "pid": Field("int64", "process of host rows", NO_ID),
     "tid": Field("int64", "thread of host rows", NO_ID),
-    "start_ns": Field("int64", "start, from the trace's own origin"),
+    "start_ns": Field("int64", "start, from the trace's own origin", NO_ID),
     "duration_ns": Field("int64", "duration, never negative"),
     "correlation": Field("int64", "ties a runtime call to the device work it launched"),
     "external_id": Field("int64", "ties runtime calls and device work to an operator"),
@@ -93,6 +94,14 @@ FIELDS: dict[str, Field] = {
     "cpu_ns": Field("int64", "blocked rows: how long the thread ran meanwhile, or was ready to"),
     "stack": Field("text", "source line or call stack of an operator"),
 }
+ROW = "row"  # a file's column of the places of rows in the trace: those of some steps find their parents
+MEMORY = "memory"  # rows of this kind also have `start_ns`, `rank`, `pid`, `tid`, `device` (null: the CPU)
+MEMORY_FIELDS: dict[str, Field] = {
+    "memory_bytes": Field("int64", "what the allocator gave, below 0 for a free", NO_ID),
+    "address": Field("int64", "where, if it was recorded"),
+    "allocated_bytes": Field("int64", "the device's total after it"),
+    "reserved_bytes": Field("int64", "what the allocator has from the driver after it"),
+}
 
 
 def to_arrow(values: np.ndarray, null: int | None) -> pa.Array:
@@ -124,3 +133,23 @@ def to_numpy(array: pa.Array, null: int) -> np.ndarray:
         valid = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
         values[valid[array.offset : array.offset + len(array)] == 0] = null
     return values
+
+
+ITEM_BYTES = {  # bytes of an element of each type
+    "float64": 8,
+    "int64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}

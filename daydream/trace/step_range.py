@@ -23,14 +23,17 @@ that was recorded is left out: what was held when these steps began is not known
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.trace.schema import NO_ID, UNKNOWN, Columns
+
+if TYPE_CHECKING:
+    from pyarrow.compute import Expression
 
 TYPICAL = "typical"
 ENOUGH = 200_000  # rows: an answer from so many takes two seconds
@@ -113,7 +116,7 @@ def typical_run(metadata: Mapping[str, Any], rows: int) -> TypicalRun | None:
 
 RANGE = regex(r"(\d{0,9}):(\d{0,9})", re.ASCII)
 BEFORE = "it comes before the steps that were asked for"
-OF_MEMORY = ("held_before", "held_before_by_rank", "memory_from")
+OF_MEMORY = ("held_before", "memory_from")
 ALWAYS = np.iinfo(np.int64)
 
 
@@ -173,14 +176,17 @@ class Chosen(NamedTuple):
             kept |= nowhere & (np.maximum(rank, 0) == number) & during
         return kept
 
-    def may_hold(self, steps: tuple[int, int], start_ns: tuple[int, int]) -> bool:
-        """Tell whether rows of which only the least and largest step and start are known may be kept."""
-        if steps[0] <= int(self.numbers[-1]) and int(self.numbers[0]) <= steps[1]:
-            return True
-        return any(
-            start_ns[0] < each.end_ns and each.start_ns <= start_ns[1]
-            for each in self.windows.values()
-        )
+    def filters(self, names: Container[str]) -> Expression:
+        """Return the same as a filter of a file's rows, which has columns of these names."""
+        from pyarrow import compute
+
+        step, start_ns = compute.field("step"), compute.field("start_ns")
+        rank = compute.coalesce(compute.field("rank"), 0) if "rank" in names else compute.scalar(0)
+        first, last = int(self.numbers[0]), int(self.numbers[-1])
+        kept = (first <= step) & (step <= last) & step.isin(self.numbers.tolist())
+        for number, (begin, end) in self.windows.items():
+            kept |= step.is_null() & (rank == number) & (begin <= start_ns) & (start_ns < end)
+        return kept
 
     def taken(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
         """Return the columns of the rows that are kept with steps and parents numbered among them.
@@ -288,7 +294,9 @@ def _metadata(
     typical: TypicalRun | None,
 ) -> dict[str, Any]:
     steps = metadata["steps"]
-    found = {name: value for name, value in metadata.items() if name not in OF_MEMORY}
+    found = _without_memory(metadata)
+    if "ranks" in found:
+        found["ranks"] = [_without_memory(rank) for rank in found["ranks"]]
     found["steps"] = [
         {**steps[number], "covered": False, "why_not": BEFORE}
         if number in before
@@ -306,3 +314,7 @@ def _metadata(
     found["notes"] = [*metadata.get("notes", []), note]
     found["steps_read"] = str(wanted)
     return found
+
+
+def _without_memory(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in OF_MEMORY}

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.display import NotebookTables
 from daydream.errors import HandleError, TraceError
-from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
-from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
+from daydream.lazy import NotebookTables
+from daydream.trace.handle_map import DebugHandleMap
+from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import (
     FIELDS,
     IMPORT_AGAIN,
     METADATA_KEY,
     SCHEMA_VERSION,
-    UNKNOWN,
     Document,
-    to_arrow,
 )
 
 if TYPE_CHECKING:
@@ -31,15 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from daydream.trace.cached_trace import CacheEntry
-
-ROW_GROUP = (
-    2**17
-)  # rows written at a time: no large trace is held twice, and a range of steps is read alone
-TOLD = (
-    "rank",
-    "step",
-    "start_ns",
-)  # least and most in a row group: a range of steps is found by them
 
 
 class Trace(NotebookTables):
@@ -202,62 +191,28 @@ class Trace(NotebookTables):
         """Return the trace as a data frame, a column per known field, unknown as NA."""
         return self.to_arrow().to_pandas()
 
-    def to_arrow(self, rows: slice = slice(None)) -> pa.RecordBatch:
-        """Return the trace, or some of its rows, as an Arrow batch with nulls and dictionary-coded texts."""
-        return self._batch(rows, *self._of_all_rows())
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return the trace as an Arrow batch with nulls and dictionary-coded texts."""
+        from daydream.trace.trace_file import to_batch, to_strings
 
-    def _of_all_rows(self) -> tuple[dict[str, pa.Array], dict[bytes, str]]:
-        """Return the texts of the coded columns, and the metadata: what each Arrow batch of the trace has."""
-        texts = {name: _to_strings(texts) for name, texts in self.texts.items()}
-        return texts, {METADATA_KEY: json.dumps(self.metadata)}
-
-    def _batch(
-        self, rows: slice, texts: dict[str, pa.Array], metadata: dict[bytes, str]
-    ) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        arrays = {}
-        for name, field in FIELDS.items():
-            if name not in self.columns:
-                continue
-            text = field.type == "text"
-            column = self.columns[name][rows].astype("int32" if text else field.type, copy=False)
-            values = to_arrow(column, UNKNOWN if text else field.null)
-            arrays[name] = pa.DictionaryArray.from_arrays(values, texts[name]) if text else values
-        batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        return batch.replace_schema_metadata(metadata)
+        texts = {name: to_strings(texts) for name, texts in self.texts.items()}
+        batch = to_batch(self.columns, texts, self.columns, slice(0, len(self)))
+        return batch.replace_schema_metadata({METADATA_KEY: json.dumps(self.metadata)})
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the trace as parquet; the file appears whole or not at all.
 
         Raises `OutputError` if the path cannot be written, exists and `force` is not given, or is no file.
         """
-        from pyarrow.parquet import ParquetWriter
-
-        coded = [name for name in self.columns if FIELDS[name].type == "text"]
-        encodings = {name: "DELTA_BINARY_PACKED" for name in self.columns if name not in coded}
-
-        def write(temporary: str) -> None:
-            options: Document = {
-                "use_dictionary": coded,
-                "column_encoding": encodings,
-                "write_statistics": [name for name in TOLD if name in self.columns] or False,
-            }
-            shared = self._of_all_rows()
-            schema = self._batch(slice(0, 0), *shared).schema
-            with ParquetWriter(
-                temporary, schema, compression="zstd", compression_level=3, **options
-            ) as file:
-                for first in range(0, max(len(self), 1), ROW_GROUP):
-                    file.write_batch(self._batch(slice(first, first + ROW_GROUP), *shared))
-                if self.memory is not None:
-                    file.add_key_value_metadata({MEMORY_KEY: self.memory.encode()})
-                if self.handles is not None:
-                    file.add_key_value_metadata({HANDLES_KEY: self.handles.to_json().encode()})
-
         from daydream.files.atomic import write_whole
+        from daydream.trace.trace_file import write_trace
 
-        write_whole(path, write, force=force)
+        write_whole(path, lambda temporary: write_trace(self, temporary), force=force)
+
+    def of_rank(self, name: str, rank: int) -> Any:
+        """Return what the metadata has under a name: a rank's own where ranks differ; None if nothing."""
+        own = {each["rank"]: each[name] for each in self.metadata.get("ranks", []) if name in each}
+        return own.get(rank) if own else self.metadata.get(name)
 
     @classmethod
     def load(
@@ -275,10 +230,16 @@ class Trace(NotebookTables):
         has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`;
         or if it has none of the steps.
         """
-        from daydream.trace.trace_file import read_columns
+        from daydream.trace.trace_file import read_parts
 
-        trace = cls(*read_columns(path, max_unpacked=max_unpacked, steps=steps))
+        parts, cut = read_parts(path, max_unpacked=max_unpacked, steps=steps)
+        trace = cls(*parts)
         trace.check(path)
+        if steps is not None and not cut:
+            try:
+                trace = trace.of_steps(steps)
+            except TraceError as error:
+                raise TraceError(f"{path}: {error}") from None
         trace.file = os.path.basename(os.fspath(path))  # noqa: PTH119 - of any path
         return trace
 
@@ -313,14 +274,3 @@ class Trace(NotebookTables):
             check(self)
         except TraceError as error:
             raise TraceError(f"{path}: {error}. {IMPORT_AGAIN}") from None
-
-
-def _to_strings(texts: list[str]) -> pa.Array:
-    """Return texts as an Arrow array; built from buffers, as `pa.array` would import pandas."""
-    import pyarrow as pa
-
-    encoded = [text.encode() for text in texts]
-    offsets = np.zeros(len(encoded) + 1, np.int32)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)

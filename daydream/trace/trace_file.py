@@ -1,17 +1,15 @@
-"""A trace's parquet file, read: columns of the right types, texts and metadata.
+"""A trace's parquet file: written, and read into columns of the right types, texts and metadata.
 
-The file is as little trusted as any other: what is no such column is refused in one line, and `Trace.load`
-holds the rows to the promises of `daydream.trace.valid` and `daydream.trace.metadata`. Of a range of steps
-only the row groups are read that may hold some of it.
-
-The device's own records of synchronizations, told from kernels by their names.
+The file is as little trusted as any other: what is no such column is refused in one line, and the rows are held
+to the promises of `daydream.trace.valid` and `daydream.trace.metadata`. Of a range of steps only the rows are
+read that it has. Behind the trace's own rows lie its memory events, rows of the kind `memory`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,62 +18,113 @@ import numpy as np
 from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import StrPath, check_regular, most_unpacked, too_large
 from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
-from daydream.trace.memory_events import MEMORY_KEY, MemoryEvents
+from daydream.trace.memory_events import COLUMNS, IN_A_FILE, MemoryEvents
+from daydream.trace.metadata import OF_EACH_RANK, mistake_in
 from daydream.trace.schema import (
     FIELDS,
     IMPORT_AGAIN,
+    MEMORY,
+    MEMORY_FIELDS,
     METADATA_KEY,
+    ROW,
     SCHEMA_VERSION,
     UNKNOWN,
     Columns,
     Document,
+    Field,
     Texts,
+    to_arrow,
     to_numpy,
 )
 from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.parquet import FileMetaData, ParquetFile
+    from pyarrow.parquet import ParquetFile
 
-# As Kineto names what CUPTI records of them (CUpti_ActivitySynchronizationType). No kernel has such a name.
-SYNC_NAMES = frozenset(("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event"))
-NOT_OF_SYNCS = ("parent", "op", "layer", "phase", "step", "dtype")
+    from daydream.trace.trace import Trace
+
+ROW_GROUP = 2**17  # rows written at a time: no large trace is held twice
+LIMITS = ("rank", "step", "start_ns")  # least and most in a row group: steps are found by them
+IN_FILE = {**FIELDS, **MEMORY_FIELDS, ROW: Field("int64", "place of the row in the trace")}
 
 
-def tell_syncs(columns: Columns, texts: Texts) -> None:
-    """Make rows of kind `kernel` with such a name rows of kind `sync`, in place.
+def write_trace(trace: Trace, path: str) -> None:
+    """Write a trace as parquet, over what is there. Raises `OSError` where that fails."""
+    from pyarrow.parquet import ParquetWriter
 
-    `collect` wrote them as kernels up to November 2026, with a torch that does not say what its events are
-    (2.11, for one): a wait of the CPU for the whole device then counted as work of the device.
-    """
-    names = [code for code, name in enumerate(texts.get("name", ())) if name in SYNC_NAMES]
-    kinds = texts.get("kind", [])
-    if not names or "kernel" not in kinds:
-        return
-    rows = np.isin(columns["name"], names) & (columns["kind"] == kinds.index("kernel"))
-    if not rows.any():
-        return
-    if "sync" not in kinds:
-        kinds.append("sync")
-    columns["kind"] = np.where(rows, kinds.index("sync"), columns["kind"]).astype(
-        columns["kind"].dtype
-    )
-    for name in NOT_OF_SYNCS:
+    columns = {**trace.columns, ROW: np.arange(len(trace))}
+    texts = dict(trace.texts)
+    names = set(columns)
+    memory: Columns = {}
+    if trace.memory is not None:
+        events = trace.memory.columns
+        memory = {IN_A_FILE.get(name, name): column for name, column in events.items()}
+        names |= {name for name, column in memory.items() if (column != IN_FILE[name].null).any()}
+        texts["kind"] = [*trace.text("kind"), MEMORY]
+        memory["kind"] = np.full(len(trace.memory), len(texts["kind"]) - 1)
+        names.add("kind")
+    coded = {name: to_strings(found) for name, found in texts.items()}
+    about = {METADATA_KEY: json.dumps(trace.metadata)}
+    if trace.handles is not None:
+        about[HANDLES_KEY] = trace.handles.to_json()
+    schema = to_batch(columns, coded, names, slice(0)).replace_schema_metadata(about).schema
+    with ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=list(coded),
+        column_encoding=dict.fromkeys(names - coded.keys(), "DELTA_BINARY_PACKED"),
+        write_statistics=[name for name in LIMITS if name in names],
+    ) as file:
+        for table, rows in ((columns, len(trace)), (memory, len(memory.get("kind", ())))):
+            for first in range(0, rows, ROW_GROUP):
+                part = slice(first, min(first + ROW_GROUP, rows))
+                file.write_batch(to_batch(table, coded, names, part))
+
+
+def to_batch(
+    columns: Columns, texts: Mapping[str, pa.Array], names: Container[str], rows: slice
+) -> pa.RecordBatch:
+    """Return rows of some columns as Arrow has them, with nulls; columns that there are not are null."""
+    import pyarrow as pa
+
+    arrays = {}
+    for name, field in IN_FILE.items():
+        if name not in names:
+            continue
+        kind = "int32" if name in texts else field.type
         if name in columns:
-            column = columns[name]
-            columns[name] = np.where(rows, FIELDS[name].null, column).astype(column.dtype)
+            column = columns[name][rows].astype(kind, copy=False)
+            values = to_arrow(column, UNKNOWN if name in texts else field.null)
+        else:
+            values = pa.nulls(len(range(rows.start or 0, rows.stop)), kind)
+        arrays[name] = (
+            pa.DictionaryArray.from_arrays(values, texts[name]) if name in texts else values
+        )
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
-def read_columns(
-    path: StrPath, *, max_unpacked: int | None, steps: str | None
-) -> tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]:
-    """Return columns, texts, metadata, memory events and debug handles; `max_unpacked` bounds their bytes.
+def to_strings(texts: list[str]) -> pa.Array:
+    """Return texts as an Arrow array; built from buffers, as `pa.array` would import pandas."""
+    import pyarrow as pa
 
-    Of some `steps`, `10:20` or `typical`, it is what the trace of these alone would hold.
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
-    Raises `TraceError` if it is missing, no regular file, not parquet, not daydream's, of a newer
-    schema, holds what no trace can hold, or has none of the steps.
+
+Parts = tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]
+
+
+def read_parts(path: StrPath, *, max_unpacked: int | None, steps: str | None) -> tuple[Parts, bool]:
+    """Return what a trace is made of, and whether that is of the `steps` (`10:20`, `typical`) alone.
+
+    `max_unpacked` bounds the bytes of its columns. Raises `TraceError` if the file is missing, no regular file,
+    not parquet, not daydream's, of a newer schema, or has none of the steps.
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
@@ -85,50 +134,166 @@ def read_columns(
     check_regular(path)
     try:
         with _arrow_in_the_heap(), ParquetFile(path, pre_buffer=False) as file:
-            metadata = _metadata(path, file.schema_arrow.metadata)
-            given = file.schema_arrow.names
-            names = [name for name in given if name in FIELDS]
-            twice = next((name for name in names if given.count(name) > 1), None)
-            if twice is not None:
-                raise TraceError(
-                    f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}"
-                )
-            extra = file.metadata.metadata or {}
-            chosen = _chosen(
-                path, metadata, steps, file.metadata.num_rows, with_memory=MEMORY_KEY in extra
-            )
-            groups = _groups(file.metadata, chosen)
-            rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-            size = rows * len(names) * 8
-            most = most_unpacked(path, max_unpacked)
-            if size > most:
-                raise TraceError(too_large(path, f"{size:,}", most))
-            kept = None if chosen is None else _kept(path, file, groups, chosen, names)
-            columns: Columns = {}
-            texts: Texts = {}
-            for (
-                name
-            ) in names:  # one after the other: what Arrow makes of one is gone before the next
-                columns[name], codes_of = _read(path, file, groups, name)
-                if kept is not None:
-                    columns[name] = columns[name][kept]
-                texts |= codes_of
-            if chosen is not None and kept is not None:
-                metadata = chosen.metadata
-                columns = chosen.taken(columns, _numbers(file.metadata, groups)[kept])
-            tell_syncs(columns, texts)
-            with _naming(path):
-                text = extra.get(HANDLES_KEY)
-                handles = None if text is None else DebugHandleMap.from_json(text)
-                text = extra.get(MEMORY_KEY) if kept is None else None
-                memory = None if text is None else MemoryEvents.decode(text, most - size)
+            metadata = _metadata(path, file.metadata.metadata)
+            return _read(path, file, metadata, most_unpacked(path, max_unpacked), steps)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
         raise TraceError(
-            f"{path} is not a readable parquet file ({_first_line(error)}). {IMPORT_AGAIN}"
+            f"{path} is not a readable parquet file ({first}). {IMPORT_AGAIN}"
         ) from None
-    return columns, texts, metadata, memory, handles
+
+
+def _read(
+    path: StrPath, file: ParquetFile, metadata: Document, most: int, steps: str | None
+) -> tuple[Parts, bool]:
+    from pyarrow.parquet import read_table
+
+    given = file.schema_arrow.names
+    about = file.metadata.metadata
+    names = [name for name in given if name in IN_FILE and name != ROW]
+    twice = next((name for name in names if given.count(name) > 1), None)
+    if twice is not None:
+        raise TraceError(
+            f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}"
+        )
+    chosen = _chosen(path, file, metadata, steps) if {ROW, "step"} <= set(given) else None
+    if (size := file.metadata.num_rows * len(names) * 8) > most:
+        raise TraceError(too_large(path, f"{size:,}", most))
+    if chosen is None:
+        table = file.read(names, use_threads=False)
+    else:
+        table = read_table(
+            path, columns=[ROW, *names], filters=chosen.filters(given), use_threads=False
+        )
+    arrays = {name: table.column(name) for name in table.column_names}
+    del table
+    columns: Columns = {}
+    texts: Texts = {}
+    for name in list(arrays):  # what Arrow has of one is gone before the next
+        columns[name], codes_of = _column(path, name, arrays.pop(name))
+        texts |= codes_of
+    with _naming(path):
+        if metadata["schema_version"] == 1:
+            memory = of_schema_1(columns, texts, metadata, about, most - size)
+        else:
+            memory = _memory(columns, texts)
+        handles = None
+        if HANDLES_KEY in about:
+            handles = DebugHandleMap.from_json(about[HANDLES_KEY])
+    if chosen is not None:
+        columns = chosen.taken(columns, columns.pop(ROW))
+        return (columns, texts, chosen.metadata, None, handles), True
+    return (columns, texts, metadata, memory, handles), False
+
+
+def _memory(columns: Columns, texts: Texts) -> MemoryEvents | None:
+    """Take the memory events out of the rows, behind which they lie. Raises `TraceError` if they do not."""
+    kinds = texts.get("kind", [])
+    fields = {name: columns.pop(name, None) for name in MEMORY_FIELDS}
+    if MEMORY not in kinds:
+        return None
+    code = kinds.index(MEMORY)
+    rows = columns["kind"] == code
+    first = len(rows) - int(rows.sum())
+    if not rows[first:].all() or kinds.count(MEMORY) > 1 or code < len(kinds) - 1:
+        raise TraceError("its memory events are not its last rows")
+    kinds.pop()
+    fields |= {
+        name: columns.get(IN_A_FILE.get(name, name)) for name in COLUMNS if name not in fields
+    }
+    fields["bytes"] = fields.pop("memory_bytes")
+    memory = {name: column[first:] for name, column in fields.items() if column is not None}
+    for name, column in list(columns.items()):
+        columns[name] = column[:first]
+        if (columns[name] == IN_FILE[name].null).all() and name != "kind":
+            del columns[name]
+    return MemoryEvents(memory) if first < len(rows) else None
+
+
+# As Kineto names what CUPTI records of them (CUpti_ActivitySynchronizationType). No kernel has such a name.
+SYNC_NAMES = frozenset(("Stream Sync", "Context Sync", "Event Sync", "Stream Wait Event"))
+NOT_OF_SYNCS = ("parent", "op", "layer", "phase", "step", "dtype")
+
+
+def of_schema_1(
+    columns: Columns,
+    texts: Texts,
+    metadata: Document,
+    about: Mapping[bytes, bytes],
+    most_bytes: int,
+) -> MemoryEvents | None:
+    """Make columns and metadata of schema 1 those of today, in place, and return the memory events.
+
+    Events were a parquet file in base64 within the metadata, of integers without a null. What ranks have each
+    their own of was a mapping by rank for each name.
+
+    Raises `TraceError` for what is none of that, or where events take more than `most_bytes`.
+    """
+    import base64
+    import binascii
+
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    _tell_syncs(columns, texts)
+    try:
+        ranks = {str(rank): {"rank": rank} for rank in metadata.get("ranks", [])}
+        for name in OF_EACH_RANK:
+            for rank, value in metadata.pop(f"{name}_by_rank", {}).items():
+                ranks.setdefault(rank, {"rank": int(rank)})[name] = value
+    except (AttributeError, TypeError, ValueError):
+        raise TraceError("its daydream metadata cannot be read") from None
+    if ranks:
+        metadata["ranks"] = list(ranks.values())
+    metadata["schema_version"] = SCHEMA_VERSION
+    text = about.get(b"daydream.memory")
+    if text is None:
+        return None
+    try:
+        source = pa.BufferReader(base64.b64decode(text, validate=True))
+        with ParquetFile(source, pre_buffer=False) as file:
+            given = file.schema_arrow
+            held = [name for name in given.names if name in COLUMNS]
+            if len(set(held)) < len(held):
+                raise TraceError("its memory events have a column twice")
+            if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
+                raise TraceError(
+                    f"its memory events take {size:,} bytes, more than its size allows"
+                )
+            if any(given.field(name).type != pa.int64() for name in held):
+                raise TraceError("its memory events hold no integers")
+            table = file.read(held, use_threads=False).combine_chunks()
+    except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
+        raise TraceError("its memory events cannot be read") from None
+    events = {}
+    for name in held:
+        column = table.column(name)
+        if column.null_count:
+            raise TraceError(f"the column {name!r} of its memory events has holes")
+        empty = pa.array([], pa.int64())
+        events[name] = to_numpy(column.chunk(0) if column.num_chunks else empty, UNKNOWN)
+    return MemoryEvents(events)
+
+
+def _tell_syncs(columns: Columns, texts: Texts) -> None:
+    """Make rows of kind `kernel` with such a name rows of kind `sync`, in place.
+
+    `collect` wrote them as kernels up to November 2026, with a torch that does not say what its events are
+    (2.11, for one): a wait of the CPU for the whole device then counted as work of the device.
+    """
+    kinds = texts.get("kind", [])
+    names = [code for code, name in enumerate(texts.get("name", ())) if name in SYNC_NAMES]
+    if not names or "kernel" not in kinds:
+        return
+    rows = np.isin(columns["name"], names) & (columns["kind"] == kinds.index("kernel"))
+    if rows.any():
+        if "sync" not in kinds:
+            kinds.append("sync")
+        changes = {**dict.fromkeys(NOT_OF_SYNCS, UNKNOWN), "kind": kinds.index("sync")}
+        for name in changes.keys() & columns.keys():
+            columns[name] = np.where(rows, changes[name], columns[name]).astype(columns[name].dtype)
 
 
 @contextmanager
@@ -153,18 +318,12 @@ def _naming(path: StrPath, advice: str = f". {IMPORT_AGAIN}") -> Iterator[None]:
         raise TraceError(f"{path}: {error}{advice}") from None
 
 
-def _read(
-    path: StrPath, file: ParquetFile, groups: list[int], name: str
-) -> tuple[np.ndarray, Texts]:
-    return _column(path, name, file.read_row_groups(groups, [name], use_threads=False).column(0))
-
-
 def _chosen(
-    path: StrPath, metadata: Document, steps: str | None, rows: int, *, with_memory: bool
+    path: StrPath, file: ParquetFile, metadata: Document, steps: str | None
 ) -> Chosen | None:
-    """Return what is kept of a trace of so many rows; None if that is all of it."""
-    from daydream.trace.metadata import mistake_in
-
+    """Return what is kept of a trace; None if that is all of it."""
+    rows = file.metadata.num_rows
+    with_memory = not MEMORY_FIELDS.keys().isdisjoint(file.schema_arrow.names)
     if steps is None or (steps == TYPICAL and not is_long(rows)):
         return None
     mistake = mistake_in(metadata)
@@ -172,47 +331,6 @@ def _chosen(
         raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
     with _naming(path, ""):
         return chosen_steps(metadata, steps, rows, with_memory=with_memory)
-
-
-def _groups(about: FileMetaData, chosen: Chosen | None) -> list[int]:
-    """Return the row groups that may hold rows that are kept, by what the file says of their columns."""
-    return [
-        group
-        for group in range(about.num_row_groups)
-        if chosen is None
-        or chosen.may_hold(*(_limits(about, group, name) for name in ("step", "start_ns")))
-    ]
-
-
-def _limits(about: FileMetaData, group: int, name: str) -> tuple[int, int]:
-    """Return the least and the largest value of a column in a row group; all there can be if not told."""
-    values = about.row_group(group)
-    for number in range(values.num_columns):
-        column = values.column(number)
-        if column.path_in_schema == name:
-            found = column.statistics
-            if found is not None and found.has_min_max:
-                return int(found.min), int(found.max)
-    return int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
-
-
-def _kept(
-    path: StrPath, file: ParquetFile, groups: list[int], chosen: Chosen, names: list[str]
-) -> np.ndarray:
-    """Return which rows of the row groups are kept: bool, shape (rows,)."""
-    rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-    step, rank, start_ns = (
-        _read(path, file, groups, name)[0] if name in names else np.full(rows, FIELDS[name].null)
-        for name in ("step", "rank", "start_ns")
-    )
-    return chosen.rows(step, rank, start_ns)
-
-
-def _numbers(about: FileMetaData, groups: list[int]) -> np.ndarray:
-    """Return the numbers that the rows of these row groups have in the whole file: int64, shape (rows,)."""
-    sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-    begins = np.cumsum([0, *sizes])
-    return np.concatenate([np.arange(begins[group], begins[group + 1]) for group in groups])
 
 
 def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> Document:
@@ -242,7 +360,7 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
     """Return a column as an array of the type that a trace has, and the texts of a coded one by its name."""
     import pyarrow as pa
 
-    text = FIELDS[name].type == "text"
+    text = IN_FILE[name].type == "text"
     of_text = (
         text and pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)
     )
@@ -254,11 +372,7 @@ def _column(path: StrPath, name: str, column: pa.ChunkedArray) -> tuple[np.ndarr
     whole = (column.unify_dictionaries() if text else column).combine_chunks()
     array = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) and whole.num_chunks else whole
     if isinstance(array, pa.ChunkedArray):  # no row at all
-        return np.empty(0, np.int64), {name: []}
+        return np.empty(0, np.int64), {name: []} if text else {}
     if text:
         return to_numpy(array.indices, UNKNOWN), {name: array.dictionary.to_pylist()}
-    return to_numpy(array, FIELDS[name].null), {}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return to_numpy(array, IN_FILE[name].null), {}

@@ -21,7 +21,6 @@ from daydream.memory.prediction import MemoryChange
 from daydream.trace.recorded_time import shared_already
 from daydream.transforms.registry import Optimization, Option, Options, describe, find
 from daydream.transforms.stages import OWN, PARALLEL
-from daydream.transforms.user_file import own_code
 
 MOST_TASKS = 5_000_000  # more than fifty times a long trace; about 3 GB while it is simulated
 
@@ -199,7 +198,11 @@ def memory_changes(optimizations: Sequence[Optimization], options: Options) -> l
 def _running(optimization: Optimization) -> AbstractContextManager[None]:
     """Return what a user's own file runs in; nothing for a function of this package or of a notebook."""
     file = optimization.own_file
-    return nullcontext() if file is None else own_code(file)
+    if file is None:
+        return nullcontext()
+    from daydream.transforms.user_file import own_code
+
+    return own_code(file)
 
 
 def arguments(

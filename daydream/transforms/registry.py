@@ -34,7 +34,6 @@ from daydream.errors import DaydreamError, GraphError, UnknownOptimizationError
 from daydream.lazy import regex
 from daydream.text import meant
 from daydream.transforms import stages
-from daydream.transforms.user_file import OWN_FILE, OwnFileError, own_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -163,7 +162,7 @@ class Optimization:
     def own_file(self) -> str | None:
         """The user's own file that it is of; None for one of this package, of another or of a notebook."""
         module = inspect.getmodule(self.function)
-        return module.__file__ if module and module.__name__.startswith(OWN_FILE) else None
+        return module.__file__ if module and module.__name__.startswith(stages.OWN_FILE) else None
 
     def rules_out(self, other: Optimization) -> bool:
         """Tell whether two exclude each other."""
@@ -211,8 +210,10 @@ def find(name: str) -> Optimization:
 
 def load_file(name: str) -> ModuleType:
     """Return a user's own file as a module. Raises `UnknownOptimizationError` if there is none."""
+    from daydream.transforms.user_file import own_code
+
     path = Path(name)
-    spec = importlib.util.spec_from_file_location(f"{OWN_FILE}{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{stages.OWN_FILE}{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UnknownOptimizationError(f"{path}: no such file")
     module = importlib.util.module_from_spec(spec)
@@ -246,9 +247,11 @@ def loading(what: str) -> Iterator[None]:
     """Say of code that cannot be imported which one it is."""
     try:
         yield
-    except OwnFileError:
-        raise
     except Exception as error:  # its file, or another package's, may raise anything
+        from daydream.transforms.user_file import OwnFileError
+
+        if isinstance(error, OwnFileError):
+            raise
         raise GraphError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
 
 

@@ -45,3 +45,5 @@ NEEDS = {
     KERNELS: "other kernels",
     PARALLEL: "more GPUs",
 }  # what else it takes than a change of code
+
+OWN_FILE = "daydream_user_"  # begins the module name of a user's own file

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daydream.errors import DaydreamError, NotApplicableError
+from daydream.transforms.stages import OWN_FILE
 
-OWN_FILE = "daydream_user_"  # begins the module name of a user's own file
 PATIENCE_S = 1.0  # for threads that are about to end
 
 

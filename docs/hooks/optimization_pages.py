@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import runpy
 import shlex
+import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -222,5 +223,7 @@ def together(optimization: Optimization) -> str:
 
 _replay = cache(lambda name: daydream.replay(ROOT / "examples" / f"{name}.json.gz"))
 _public_examples = cache(
-    lambda: runpy.run_path(str(ROOT / "validation" / "optimizations_page.py"))["EXAMPLES"]
+    lambda: import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(
+        (ROOT / "validation" / "cases.toml").read_text(encoding="utf-8")
+    )["examples"]
 )

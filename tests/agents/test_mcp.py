@@ -149,7 +149,7 @@ def test_what_cannot_be_asked_is_a_line_and_the_server_goes_on(root):
         "Did you mean 'amp'", "no such file", "no such option '--amp.html'", "exclude",
         "no name of an option", "no memory events", "range of steps", "Expected `str`",
         "required field `trace`",
-        "unknown field `name`. Its arguments are trace, optimization", "unknown tool 'nothing'",
+        "unknown field `name`. Its arguments are trace, steps, optimization", "unknown tool 'nothing'",
     ]  # fmt: skip
     for text, part in zip(said, parts, strict=True):
         assert part in text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import msgspec
 import pytest
 
-from daydream.agents.answers import RECORDS, brief, schema
+from daydream.agents.questions import RECORDS, brief, schema
 from daydream.cli import main
 
 WITHOUT = "import sys; sys.modules['mcp'] = None; from daydream.cli import main; main(sys.argv[1:])"
@@ -82,8 +82,7 @@ def test_lists_within_lists_are_shorter_and_a_command_is_whole():
 
 @pytest.mark.parametrize("tool", RECORDS)
 def test_the_schema_of_an_answer_is_that_of_the_record(tool):
-    module, _, name = RECORDS[tool].rpartition(".")
-    record = getattr(import_module(module), name)
+    record = resolve_name(RECORDS[tool])
     found = schema(tool)
     assert list(found["properties"]) == [*record.__struct_encode_fields__, "cut", "falsified_by"]
     assert found["$defs"] == msgspec.json.schema(record)["$defs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.agents.root import OutsideRootError, Root
+from daydream.agents.questions import OutsideRootError, Root
 from daydream.errors import DaydreamError
 
 

@@ -1,27 +1,52 @@
-"""A command line run in a process of its own."""
+"""A command line run within this process, and in a process of its own."""
 
-from __future__ import annotations
-
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 
 @dataclass
 class Done:
-    """A finished process."""
+    """A finished command."""
 
     code: int
     out: str
     err: str
 
 
-def daydream(*args: str, folder: Path, **environment: str) -> Done:
-    """Run the command line in a process of its own."""
+def words(args):
+    return [*args[0].split(), *args[1:]] if args else []
+
+
+def daydream(*args, folder, **environment):
+    """Run a command line within this process, in a folder; its first words may be one text."""
+    from daydream.cli import main
+
+    out, err, code, before = io.StringIO(), io.StringIO(), 0, Path.cwd()
+    try:
+        os.chdir(folder)
+        with (
+            mock.patch.dict(os.environ, {"COLUMNS": "80", **environment}),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            main(words(args))
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    finally:
+        os.chdir(before)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def process(*args, folder, command=("-m", "daydream"), **environment):
+    """Run the same in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "daydream", *args], cwd=folder, capture_output=True, encoding="utf-8",
+        [sys.executable, *command, *words(args)], cwd=folder, capture_output=True, encoding="utf-8",
         env={**os.environ, "COLUMNS": "80", **environment}, timeout=300, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)

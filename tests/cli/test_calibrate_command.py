@@ -1,26 +1,25 @@
 """`daydream calibrate` and `--table` as people run them: real processes on a small recorded CPU trace."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
 
 import pytest
 from command_line import daydream as run_in
+from command_line import process
 
 RECORDED = Path(__file__).resolve().parents[2] / "validation" / "cpu" / "MLP-1.parquet"
 BATCH = ("batch-size", "--factor", "2")
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory) -> Path:
+def calibrated(tmp_path_factory):
     """A folder with a trace and a table of what a doubled batch asks for."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("calibrated")
     (folder / "t.parquet").write_bytes(RECORDED.read_bytes())
-    done = run_in(
-        "calibrate", "--trace", "t.parquet", "--optimization", *BATCH, "-o", "times.parquet", "--json",
+    done = process(
+        "calibrate --trace t.parquet --optimization", *BATCH, "-o", "times.parquet", "--json",
         "--call-limit", "0.01", folder=folder,
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -71,9 +70,9 @@ def test_a_hand_made_table_gives_what_it_says(calibrated):
 
 
 def test_the_next_command_is_what_it_says(calibrated):
-    done = run_in(
-        "calibrate", "--trace", "t.parquet", "--optimization=batch-size", "--factor", "2",
-        "-o", "again.parquet", "--call-limit", "0.001", folder=calibrated,
+    done = process(
+        "calibrate --trace t.parquet --optimization=batch-size --factor 2 -o again.parquet",
+        "--call-limit", "0.001", folder=calibrated,
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "operator calls timed on the CPU" in done.out
@@ -96,23 +95,14 @@ def test_the_next_command_is_what_it_says(calibrated):
         (("calibrate", "--trace", "t.parquet", "--total-limit", "0"), 2, "above 0"),
         (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "is read by this command"),
         (("calibrate", "--trace", "t.parquet", "-o", "times.parquet"), 1, "--force"),
+        (("rank", "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "not a table of times"),
         (("whatif", *BATCH, "--trace", "t.parquet", "--table", "said.json"), 1, "a time needs"),
     ],
 )  # fmt: skip
-def test_bad_input_gets_one_clear_message(calibrated, args, code, said, monkeypatch, capsys):
-    from daydream.cli import main
-
-    monkeypatch.chdir(calibrated)
-    with pytest.raises(SystemExit) as exit_:
-        main(args)
-    out, err = capsys.readouterr()
-    assert (exit_.value.code, out) == (code, "")
-    assert said in err
-    assert "Traceback" not in err
-
-
-def test_a_table_goes_into_a_ranking_too(calibrated):
-    done = run_in("rank", "--trace", "t.parquet", "--table", "absent.csv", folder=calibrated)
-    assert (done.code, done.err) == (1, "error: absent.csv: no such file\n")
+def test_bad_input_gets_one_clear_message(calibrated, args, code, said):
+    done = run_in(*args, folder=calibrated)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert "Traceback" not in done.err

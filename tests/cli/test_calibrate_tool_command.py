@@ -1,11 +1,9 @@
 """`daydream calibrate --tool` as people run it: a real script that trains, a tool from a file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from command_line import daydream as run_in
+from command_line import process
 
 from daydream.costs.device.measured import KernelTable
 
@@ -52,8 +50,8 @@ def folder(tmp_path):
 
 def calibrate(folder, text):
     (folder / "change.py").write_text(text)
-    return run_in(
-        "calibrate", "--tool", "./change.py", "-o", "times.parquet", "--json", "--steps", "2", "train.py",
+    return process(
+        "calibrate --tool ./change.py -o times.parquet --json --steps 2 train.py",
         folder=folder,
     )  # fmt: skip
 

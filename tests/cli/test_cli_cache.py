@@ -1,23 +1,19 @@
 """The second question about a trace is answered from the user's cache, in the same words."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Done, daydream
+from command_line import process
 from shared import TRACES
 
 from daydream.files.cache import ENTRY, FOLDER, UNFINISHED
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
-Run = Callable[..., Done]
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUESTIONS = (
     ("replay",), ("whatif", "amp"), ("whatif", "scale", "--factor", "0.5", "--on", "gpu"), ("rank",),
@@ -31,18 +27,18 @@ PUBLIC = (
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """A cache of this test's own."""
     monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / FOLDER
 
 
-def entries(cache: Path) -> list[Path]:
+def entries(cache):
     """Return the entries that are kept."""
     return sorted(cache.glob("*" + ENTRY)) if cache.exists() else []
 
 
-def same_answers(ask: Run, trace: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def same_answers(ask, trace, monkeypatch):
     """Ask each question without a cache, with an empty one, with a filled one; count the answers."""
     answered = 0
     for question in QUESTIONS:
@@ -57,67 +53,61 @@ def same_answers(ask: Run, trace: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("trace", ["step.parquet", "step.json.gz", "ranks"])
-def test_answers_are_the_same_to_the_byte(
-    ask: Run, cache: Path, trace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_the_same_to_the_byte(ask, cache, trace, monkeypatch):
     assert same_answers(ask, trace, monkeypatch) >= 5
     assert len(entries(cache)) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp_cpu", "synthetic_gpt_gpu"])
-def test_answers_about_the_examples_are_the_same(
-    ask: Run, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_about_the_examples_are_the_same(ask, cache, name, monkeypatch):
     assert same_answers(ask, str(ROOT / "examples" / f"{name}.json.gz"), monkeypatch) >= 4
     assert len(entries(cache)) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
-def test_answers_about_public_traces_are_the_same(
-    ask: Run, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch):
     if not (TRACES / name).exists():
         pytest.skip(f"the public trace {name} is not at hand")
     same_answers(ask, str(TRACES / name), monkeypatch)
     assert len(entries(cache)) == 1
 
 
-def test_pages_and_timelines_are_the_same(ask: Run, folder: Path, cache: Path) -> None:
+def test_pages_and_timelines_are_the_same(ask, folder, cache):
     for number in range(2):
         files = "--html", f"{number}.html", "-o", f"{number}.json"
-        ask("whatif", "amp", "--trace", "step.parquet", *files, *(["--no-cache"] if not number else []))
+        ask("whatif amp --trace step.parquet", *files, *(["--no-cache"] if not number else []))
         if not number:
-            ask("replay", "--trace", "step.parquet")
+            ask("replay --trace step.parquet")
     for kind in ("html", "json"):
         assert (folder / f"0.{kind}").read_bytes() == (folder / f"1.{kind}").read_bytes()
 
 
-def test_the_second_question_needs_no_pyarrow(run: Run, folder: Path, cache: Path) -> None:
+def test_the_second_question_needs_no_pyarrow(ask, folder, cache):
     asked = "whatif", "amp", "--trace", "step.parquet", "--json"
-    first = run(*asked)
+    first = ask(*asked)
     hidden = folder / "without" / "pyarrow"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError('pyarrow was asked for')")
-    second = daydream(*asked, folder=folder, PYTHONPATH=str(hidden.parent))
+    second = process(*asked, folder=folder, PYTHONPATH=str(hidden.parent))
     assert second.code == 0
     assert second.out == first.out
 
 
-def test_a_changed_trace_is_read_again_whatever_its_time_says(ask: Run, folder: Path, cache: Path) -> None:
-    ask("replay", "--trace", "step.json.gz", "--json")
+def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache):
+    ask("replay --trace step.json.gz --json")
     trace = folder / "step.json.gz"
     before = trace.stat()
     shutil.copyfile(folder / "ranks" / "rank0.json", trace)
     os.utime(trace, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert json.loads(ask("replay", "--trace", "step.json.gz", "--json").out) == json.loads(
-        ask("replay", "--trace", "step.json.gz", "--json", "--no-cache").out
+    assert json.loads(ask("replay --trace step.json.gz --json").out) == json.loads(
+        ask("replay --trace step.json.gz --json --no-cache").out
     )
     assert len(entries(cache)) == 2
 
 
-def test_options_that_find_other_steps_have_an_entry_of_their_own(ask: Run, cache: Path) -> None:
+def test_options_that_find_other_steps_have_an_entry_of_their_own(ask, cache):
     for given in ([], ["--steps", "auto"]):
         asked = "replay", "--trace", "step.json.gz", "--json", *given
         assert ask(*asked) == ask(*asked) == ask(*asked, "--no-cache")
@@ -125,24 +115,20 @@ def test_options_that_find_other_steps_have_an_entry_of_their_own(ask: Run, cach
 
 
 @pytest.mark.parametrize("how", ["--no-cache", "off", ""])
-def test_nothing_is_kept_where_none_is_wanted(
-    ask: Run, cache: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept_where_none_is_wanted(ask, cache, how, monkeypatch):
     if how != "--no-cache":
         monkeypatch.setenv("DAYDREAM_CACHE", how)
-    assert ask("replay", "--trace", "step.parquet", *([how] if how == "--no-cache" else [])).code == 0
+    assert ask("replay --trace step.parquet", *([how] if how == "--no-cache" else [])).code == 0
     assert not cache.exists()
 
 
-def test_it_lies_in_the_users_cache_and_is_private(
-    ask: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_lies_in_the_users_cache_and_is_private(ask, tmp_path, monkeypatch):
     monkeypatch.delenv("DAYDREAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    ask("replay", "--trace", "step.parquet")
+    ask("replay --trace step.parquet")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    ask("replay", "--trace", "step.parquet")
+    ask("replay --trace step.parquet")
     for beneath in ("xdg", "home/.cache"):
         folder = tmp_path / beneath / "daydream" / FOLDER
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -150,33 +136,29 @@ def test_it_lies_in_the_users_cache_and_is_private(
         assert entry.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_trace_that_cannot_be_judged_is_refused_as_before(ask: Run, folder: Path, cache: Path) -> None:
+def test_a_trace_that_cannot_be_judged_is_refused_as_before(ask, folder, cache):
     (folder / "empty.json").write_text('{"traceEvents": []}')
-    first = ask("replay", "--trace", "empty.json")
+    first = ask("replay --trace empty.json")
     assert first.code == 1
-    assert (
-        ask("replay", "--trace", "empty.json")
-        == first
-        == ask("replay", "--trace", "empty.json", "--no-cache")
-    )
-    assert ask("replay", "--trace", "missing.parquet").code == 1
+    assert ask("replay --trace empty.json") == first == ask("replay --trace empty.json --no-cache")
+    assert ask("replay --trace missing.parquet").code == 1
     assert entries(cache) == []
 
 
-def test_what_was_used_longest_ago_goes_first(ask: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask("replay", "--trace", "step.parquet")
+def test_what_was_used_longest_ago_goes_first(ask, cache, monkeypatch):
+    ask("replay --trace step.parquet")
     (first,) = entries(cache)
-    ask("replay", "--trace", "step.json.gz")
+    ask("replay --trace step.json.gz")
     (second,) = set(entries(cache)) - {first}
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    ask("replay", "--trace", "step.parquet")  # used again
+    ask("replay --trace step.parquet")  # used again
     (cache / f"old{UNFINISHED}").write_bytes(b"of a process that was killed")
     os.utime(cache / f"old{UNFINISHED}", (1, 1))
     (cache / f"new{UNFINISHED}").write_bytes(b"of one that still writes")
     most = sum(entry.stat().st_size for entry in entries(cache)) + 1000
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", most)
-    ask("replay", "--trace", "step.json.gz", "--steps", "auto")
+    ask("replay --trace step.json.gz --steps auto")
     assert len(entries(cache)) == 2
     assert first in entries(cache)
     assert second not in entries(cache)
@@ -185,21 +167,19 @@ def test_what_was_used_longest_ago_goes_first(ask: Run, cache: Path, monkeypatch
     assert sum(entry.stat().st_size for entry in entries(cache)) <= most
 
 
-def test_what_is_larger_than_the_cache_may_be_is_not_kept(
-    ask: Run, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_larger_than_the_cache_may_be_is_not_kept(ask, cache, monkeypatch):
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert ask("replay", "--trace", "step.parquet").code == 0
+    assert ask("replay --trace step.parquet").code == 0
     assert list(cache.iterdir()) == []
 
 
-def test_info_tells_what_is_kept(ask: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = " ".join(ask("info", "-v", "step.parquet").out.split())
+def test_info_tells_what_is_kept(ask, cache, monkeypatch):
+    said = " ".join(ask("info -v step.parquet").out.split())
     assert f"the replay, for the next question: {entries(cache)[0].stat().st_size / 2**10:.1f} KiB" in said
-    assert "kept" not in ask("info", "step.parquet").out
-    assert "kept" not in ask("info", "-v", "step.parquet", "--no-cache").out
+    assert "kept" not in ask("info step.parquet").out
+    assert "kept" not in ask("info -v step.parquet --no-cache").out
 
     entries(cache)[0].unlink()
     monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert "kept nothing for the next question: " in " ".join(ask("info", "-v", "step.parquet").out.split())
+    assert "kept nothing for the next question: " in " ".join(ask("info -v step.parquet").out.split())
     assert entries(cache) == []

@@ -1,7 +1,5 @@
 """ExecuTorch's files at the command line: imported, asked, refused in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -20,25 +18,23 @@ def model(folder):
 
 
 def test_an_imported_program_is_asked_as_any_trace(ask, model):
-    done = ask("import", "model.etdp", "--etrecord", "model.etrecord", "--json")
+    done = ask("import model.etdp --etrecord model.etrecord --json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert (told["rows"], told["steps"], told["covered"]) == (116, 6, 5)
     assert any("54 of 54 rows, 100.0% of their time, have debug handles" in note for note in told["notes"])
     for words in (["info", "model.parquet"], ["replay", "--trace", "model.parquet"]):
         assert ask(*words).code == 0
-    replayed = json.loads(ask("replay", "--trace", "model.parquet", "--json").out)
+    replayed = json.loads(ask("replay --trace model.parquet --json").out)
     assert replayed["error"] == 0
-    assert "aten::convolution" in ask("explain", "--trace", "model.parquet", "-v").out
-    answer = json.loads(
-        ask("whatif", "scale", "--trace", "model.parquet", "--layer", "fc1", "--factor", "0.5", "--json").out
-    )
+    assert "aten::convolution" in ask("explain --trace model.parquet -v").out
+    answer = json.loads(ask("whatif scale --trace model.parquet --layer fc1 --factor 0.5 --json").out)
     assert 0 < answer["predicted_ns"] < answer["replayed_ns"]
 
 
 @pytest.mark.parametrize("name", ["model.etdp", "model.json"])
 def test_any_command_reads_the_files_themselves(ask, model, name):
-    done = ask("replay", "--trace", name)
+    done = ask("replay --trace", name)
     assert done.code == 0, done.err
     assert "error 0.00%" in done.out
 

@@ -1,12 +1,10 @@
 """`daydream explain` as typed: the text, the JSON object, a change explained, errors in one line."""
 
-from __future__ import annotations
-
 import json
 
 
-def test_json_is_one_object_with_units_and_sentences(run):
-    done = run("explain", "--trace", "step.parquet", "--json")
+def test_json_is_one_object_with_units_and_sentences(ask):
+    done = ask("explain --trace step.parquet --json")
     found = json.loads(done.out)
 
     assert done.code == 0
@@ -20,11 +18,11 @@ def test_json_is_one_object_with_units_and_sentences(run):
         assert cost["whatifs"][0]["command"][:2] == ["daydream", "whatif"]
 
 
-def test_a_saving_is_what_the_named_what_if_predicts(run):
-    found = json.loads(run("explain", "--trace", "step.parquet", "--json").out)
+def test_a_saving_is_what_the_named_what_if_predicts(ask):
+    found = json.loads(ask("explain --trace step.parquet --json").out)
     answers = [cost["whatifs"][0] for cost in found["avoidable"] if cost["saving_ns"] is not None]
     best = answers[0]
-    asked = json.loads(run(*best["command"][1:], "--trace", "step.parquet", "--json").out)
+    asked = json.loads(ask(*best["command"][1:], "--trace", "step.parquet", "--json").out)
 
     assert found["basis"] == asked["basis"] == "estimated"
     assert asked["predicted_ns"] == best["predicted_ns"]
@@ -32,22 +30,22 @@ def test_a_saving_is_what_the_named_what_if_predicts(run):
 
 
 def test_a_change_can_be_explained(ask):
-    done = ask("explain", "--whatif", "amp", "--trace", "step.parquet")
+    done = ask("explain --whatif amp --trace step.parquet")
 
     assert done.code == 0
     assert "after amp (replay error " in " ".join(done.out.split())
 
 
 def test_the_next_command_comes_last_and_not_on_stdout(ask):
-    done = ask("explain", "--trace", "step.parquet")
+    done = ask("explain --trace step.parquet")
 
     assert done.err.splitlines()[-1].startswith("next: daydream whatif ")
     assert "next:" not in done.out
 
 
 def test_errors_take_a_line(ask):
-    missing = ask("explain", "--trace", "nothing.parquet")
-    unknown = ask("explain", "--whatif", "apm", "--trace", "step.parquet")
+    missing = ask("explain --trace nothing.parquet")
+    unknown = ask("explain --whatif apm --trace step.parquet")
 
     assert (missing.code, missing.out) == (1, "")
     assert (unknown.code, unknown.out) == (1, "")

@@ -1,24 +1,18 @@
 """Of a long recording commands answer from the steps that stand for all, and say so."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from long_recording import SOME, STEPS
 
 import daydream
 
-Asked = Callable[..., str]
-
 
 @pytest.fixture
-def asked(ask: Callable[..., object]) -> Asked:
+def asked(ask):
     """Return what a command prints that ends well."""
 
-    def call(*words: str) -> str:
+    def call(*words):
         done = ask(*words)
         assert done.code == 0, done.err
         return done.out
@@ -27,7 +21,7 @@ def asked(ask: Callable[..., object]) -> Asked:
 
 
 @pytest.mark.parametrize("words", [["whatif", "amp"], ["rank"], ["explain"], ["replay"]])
-def test_answers_say_of_which_steps_they_are(asked: Asked, long: Path, words: list[str]) -> None:
+def test_answers_say_of_which_steps_they_are(asked, long, words):
     said = " ".join(asked(*words, "--trace", str(long)).split())
     run = daydream.load(long, steps="typical").metadata["typical_run"]
 
@@ -36,38 +30,36 @@ def test_answers_say_of_which_steps_they_are(asked: Asked, long: Path, words: li
     assert "stand for all" not in asked(*words, "--trace", str(long), "--steps", ":")
 
 
-def test_json_has_the_note_and_the_steps(asked: Asked, long: Path) -> None:
+def test_json_has_the_note_and_the_steps(asked, long):
     found = json.loads(asked("whatif", "amp", "--json", "--trace", str(long)))
 
     assert len(found["steps"]) == SOME
     assert any("stand for all" in note for note in found["notes"])
 
 
-def test_compare_tells_it_of_both(asked: Asked, long: Path) -> None:
+def test_compare_tells_it_of_both(asked, long):
     said = asked("compare", "-v", str(long), str(long))
 
     assert said.count(f"{SOME} of {STEPS} steps") == 2
 
 
-def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked: Asked, long: Path) -> None:
+def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked, long):
     said = json.loads(asked("info", "--json", str(long)))
 
     assert len(said["steps"]) == STEPS
     assert sum("stand for all" in note for note in said["notes"]) == 1
 
 
-def test_info_of_a_range_of_steps_tells_of_no_others(asked: Asked, long: Path) -> None:
+def test_info_of_a_range_of_steps_tells_of_no_others(asked, long):
     assert "stand for all" not in asked("info", "-v", str(long), "--steps", "0:50")
 
 
-def test_an_exported_replay_is_whole(asked: Asked, long: Path, tmp_path: Path) -> None:
+def test_an_exported_replay_is_whole(asked, long, tmp_path):
     assert "stand for all" not in asked("replay", "--trace", str(long), "-o", str(tmp_path / "out.json"))
 
 
 @pytest.mark.parametrize("first", ["whatif", "info"])
-def test_what_is_kept_of_it_changes_no_answer(
-    asked: Asked, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
+def test_what_is_kept_of_it_changes_no_answer(asked, long, tmp_path, monkeypatch, first):
     """`info` looks at the whole recording, `whatif` at some steps: neither takes what the other read."""
     questions = {
         "whatif": ["whatif", "amp", "--json", "--trace", str(long)],

@@ -1,7 +1,5 @@
 """The last line of a command is what to type next, and it works: on GPU, CPU and several ranks."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from itertools import product
@@ -95,7 +93,7 @@ def test_a_suggestion_reads_the_trace_as_it_was_read(ask):
 def test_a_suggested_file_is_a_new_one(ask, folder):
     (folder / "amp.json.gz").write_text("kept")
 
-    done = ask("whatif", "amp", "--trace", "step.parquet", "--verbose")
+    done = ask("whatif amp --trace step.parquet --verbose")
 
     assert done.err.endswith("-o amp-2.json.gz\n")
 
@@ -144,6 +142,6 @@ def test_what_is_suggested_leads_on(ask, name, commands):
 
 def test_no_change_of_a_step_is_suggested_where_none_can_be_judged(ask):
     name = str(shared_trace("cases/cuda_memory_events_without_device_rows.json.gz"))
-    done = ask("memory", "--largest-batch", "--capacity", "24GB", "--trace", name)
+    done = ask("memory --largest-batch --capacity 24GB --trace", name)
     assert (done.code, NEXT in done.err) == (0, False)
     assert "largest batch that fits 24 GB" in done.out

@@ -1,7 +1,5 @@
 """Mistakes in a user's own optimization: what went wrong, in which file and line, and what was meant."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -28,6 +26,30 @@ MISTAKES = {
 LAYERS = ["blocks.0", "blocks.0.attention", "blocks.0.attention.qkv", "blocks.1", "blocks.1.mlp", "head"]
 
 
+FILES = {  # what a file of a user's holds, and what is said of it
+    "def broken(graph:": "mine.py cannot be loaded: SyntaxError",
+    "def something_else(graph): pass": "should define a function 'mine'",
+    "FACTOR = 2": "a function 'mine', the optimization; it has no function",
+    "def one(graph): ...\n\n\ndef other(graph): ...": "the optimization; it has one, other",
+    "def mine(graph, *, sizes: list[int] | None = None): ...": "which cannot be typed on a command line",
+    "def mine(graph):\n    graph.schedule(graph.lanes[0].name, key=key)\n\n\n"
+    "def key(tasks):\n    return tasks.order + None": "mine.py, line 6: TypeError",
+    "def mine(graph):\n    graph.select(on='gpu').where(lambda tasks: tasks.naem)":
+        "mine.py, line 2: AttributeError: tasks have no column 'naem'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_that_is_no_optimization_is_told_why(ask, folder, text):
+    (folder / "mine.py").write_text(text + "\n")
+
+    done = ask("whatif ./mine.py --trace step.parquet")
+
+    assert done.code == FAILED
+    assert_clear(done)
+    assert FILES[text] in done.err
+
+
 @pytest.mark.parametrize("line", MISTAKES)
 @pytest.mark.parametrize("command", ["whatif ./mine.py --trace", "compare step.parquet --whatif ./mine.py"])
 def test_a_mistake_has_its_file_and_line(ask, folder, command, line):
@@ -47,8 +69,8 @@ def test_a_value_that_the_file_refuses_is_a_usage_error(ask, folder):
     (folder / "mine.py").write_text(HEAD + "raise GraphError(f'keep must be above 0, not {keep:g}')\n")
     (folder / "none.py").write_text("def none(graph):\n    graph.does_not_apply('there is nothing to do')\n")
 
-    refused = ask("whatif", "mine.py", "--trace", "step.parquet")
-    nothing = ask("whatif", "none.py", "--trace", "step.parquet")
+    refused = ask("whatif mine.py --trace step.parquet")
+    nothing = ask("whatif none.py --trace step.parquet")
 
     assert (refused.code, nothing.code) == (USAGE, FAILED)
     assert refused.err.startswith("error: keep must be above 0, not 0\n")
@@ -63,8 +85,8 @@ def test_a_layer_that_is_not_there_gets_the_nearest(ask, folder):
         "def other(graph):\n    graph.select(kind='cpu', layer=('head', 'heads')).where(name='x').remove()\n"
     )
 
-    done = ask("whatif", "mine.py", "--trace", str(EXAMPLE))
-    other = ask("whatif", "other.py", "--trace", str(EXAMPLE))
+    done = ask("whatif mine.py --trace", str(EXAMPLE))
+    other = ask("whatif other.py --trace", str(EXAMPLE))
 
     assert done.code == other.code == FAILED
     assert "No layer matches 'layer.*.atention.*'." in done.err
@@ -101,10 +123,10 @@ def test_one_that_cannot_be_imported_hides_no_other(ask, folder, monkeypatch):
     monkeypatch.setattr(registry, "_entry_points", lambda: [broken])
     why = "theirs, which is no_such_package:theirs, cannot be loaded: ModuleNotFoundError"
 
-    listed = ask("whatif", "--list")
-    ranked = ask("rank", "--trace", "step.parquet", "--pairs", "0", "--no-curves", "--json")
-    asked = ask("whatif", "theirs", "--trace", "step.parquet")
-    confirmed = ask("confirm", "scale", "train.py")
+    listed = ask("whatif --list")
+    ranked = ask("rank --trace step.parquet --pairs 0 --no-curves --json")
+    asked = ask("whatif theirs --trace step.parquet")
+    confirmed = ask("confirm scale train.py")
 
     assert (listed.code, ranked.code, asked.code, confirmed.code) == (0, 0, FAILED, USAGE)
     assert "  amp " in listed.out
@@ -137,7 +159,7 @@ def test_a_file_that_cannot_be_loaded_is_no_matter_of_options(ask, folder, comma
 def test_an_explanation_of_a_mistake_has_its_place_too(ask, folder):
     (folder / "mine.py").write_text(HEAD + "graph.select().scale(1 / n)\n")
 
-    done = ask("explain", "--whatif", "./mine.py", "--trace", "step.parquet")
+    done = ask("explain --whatif ./mine.py --trace step.parquet")
 
     assert done.code == FAILED
     assert f"mine.py, line {LINE}: ZeroDivisionError" in done.err
@@ -146,7 +168,7 @@ def test_an_explanation_of_a_mistake_has_its_place_too(ask, folder):
 def test_what_a_sweep_leaves_out_has_its_place_too(ask, folder):
     (folder / "mine.py").write_text(HEAD + "graph.select(phas=1).scale(keep)\n")
 
-    done = ask("sweep", "./mine.py", "--set", "keep=0.5,1", "--trace", "step.parquet", "--json")
+    done = ask("sweep ./mine.py --set keep=0.5,1 --trace step.parquet --json")
 
     assert done.code == FAILED
     assert f"mine.py, line {LINE}: tasks have no column 'phas'. Did you mean 'phase'?" in done.out

@@ -1,7 +1,5 @@
 """`daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -14,33 +12,16 @@ from fractions import Fraction
 
 import pytest
 from test_cli_json import parsed
-from test_cli_startup import HEAVY, modules_after
 
 from daydream.cli.options import numbers_of
 from daydream.cli.sweep import values_of
 from daydream.errors import MissingPackageError
 
-SCALE = (
-    "sweep",
-    "scale",
-    "--trace",
-    "step.parquet",
-    "--set",
-    "factor=1,0.5,...,0.125",
-    "--set",
-    "on=cpu,gpu",
-)
-KEYS = ["schema", "optimization", "varied", "options", "traces", "scenarios", "refused", "notes"]
-TRACE = ["trace", "basis", "measured_ns", "replayed_ns", "replay_error", "notes", "reason"]
-SCENARIO = [
-    "optimization", "options", "replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns",
-    "saving_ns", "speedup", "reason", "changed", "inserted", "removed", "throughput",
-    "memory", "notes", "trace",
-]  # fmt: skip
+SCALE = "sweep scale --trace step.parquet --set factor=1,0.5,...,0.125 --set on=cpu,gpu"
 
 
-def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
-    done = run(*SCALE)
+def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(ask):
+    done = ask(SCALE)
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -51,35 +32,28 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(run):
     assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
     assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu step.parquet\n"
-    next_one = run(*done.err.split()[2:], "--json")
-    assert json.loads(next_one.out)["speedup"] == parsed(run(*SCALE, "--json"))["scenarios"][0]["speedup"]
+    next_one = ask(*done.err.split()[2:], "--json")
+    assert json.loads(next_one.out)["speedup"] == parsed(ask(SCALE, "--json"))["scenarios"][0]["speedup"]
 
 
 def test_top_shortens_the_table_only(ask):
-    short = ask(*SCALE, "--top", "2")
+    short = ask(SCALE, "--top", "2")
 
     assert "4 more scenarios: --top 6, or -o FILE" in short.out
-    assert len(parsed(ask(*SCALE, "--top", "2", "--json"))["scenarios"]) == 6
+    assert len(parsed(ask(SCALE, "--top", "2", "--json"))["scenarios"]) == 6
 
 
-def test_json_has_the_keys_of_the_contract(ask):
-    result = parsed(ask(*SCALE, "--json"))
+def test_json_has_each_scenario(ask):
+    result = parsed(ask(SCALE, "--json"))
 
-    assert list(result) == KEYS
     assert (result["schema"], result["optimization"]) == (1, "scale")
     assert result["varied"] == {"factor": [1, 0.5, 0.25, 0.125], "on": ["cpu", "gpu"]}
-    assert [list(each) for each in result["traces"]] == [TRACE]
-    assert [list(each) for each in result["scenarios"]] == [SCENARIO] * 6
-    assert [list(each) for each in result["refused"]] == [["trace", "options", "reason", "notes"]] * 2
+    assert [len(result[part]) for part in ("traces", "scenarios", "refused")] == [1, 6, 2]
 
 
 def test_options_that_stay_are_options_of_the_command(ask):
-    result = parsed(
-        ask("sweep", "scale", "--trace", "step.parquet", "--on", "gpu", "--set", "factor=0.5,0.25", "--json")
-    )
-    alone = parsed(
-        ask("whatif", "scale", "--trace", "step.parquet", "--on", "gpu", "--factor", "0.25", "--json")
-    )
+    result = parsed(ask("sweep scale --trace step.parquet --on gpu --set factor=0.5,0.25 --json"))
+    alone = parsed(ask("whatif scale --trace step.parquet --on gpu --factor 0.25 --json"))
 
     assert result["options"]["on"] == "gpu"
     best = result["scenarios"][0]
@@ -112,34 +86,34 @@ def test_several_traces_are_told_apart(ask):
 
 
 @pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
-def test_the_engine_changes_nothing_of_the_output(run, engine):
+def test_the_engine_changes_nothing_of_the_output(ask, engine):
     if engine.startswith("dask"):
         pytest.importorskip("distributed", reason="needs the extra `dask`")
-    here, there = run(*SCALE, "--json"), run(*SCALE, "--json", "--engine", engine)
+    here, there = ask(SCALE, "--json"), ask(SCALE, "--json", "--engine", engine)
 
     assert (there.code, there.err) == (0, "")
     assert there.out == here.out
 
 
-def test_ranks_are_imported_by_processes_as_by_one(run, folder):
-    here = run("import", "ranks", "-o", "here.parquet")
-    there = run("import", "ranks", "-o", "there.parquet", "--engine", "processes:2")
+def test_ranks_are_imported_by_processes_as_by_one(ask, folder):
+    here = ask("import ranks -o here.parquet")
+    there = ask("import ranks -o there.parquet --engine processes:2")
 
     assert (here.code, there.code, there.out) == (0, 0, here.out)
     assert (folder / "here.parquet").read_bytes() == (folder / "there.parquet").read_bytes()
 
 
 def test_all_scenarios_go_to_a_file(ask, folder):
-    done = ask(*SCALE, "-o", "all.csv", "--top", "1")
+    done = ask(SCALE, "-o", "all.csv", "--top", "1")
 
     assert done.err == "wrote all.csv\n"
     with (folder / "all.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
     assert [row["factor"] for row in rows if row["refused"]] == ["1", "1"]
-    assert ask(*SCALE, "-o", "all.csv").code == 1
-    assert ask(*SCALE, "-o", "all.csv", "--force").code == 0
-    assert ask(*SCALE, "-o", "all.parquet").code == 0
+    assert ask(SCALE, "-o", "all.csv").code == 1
+    assert ask(SCALE, "-o", "all.csv", "--force").code == 0
+    assert ask(SCALE, "-o", "all.parquet").code == 0
 
 
 def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
@@ -155,28 +129,28 @@ def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
 @pytest.mark.parametrize(
     "wrong",
     [
-        [],
-        ["--set", "factor"],
-        ["--set", "factor=fast"],
-        ["--set", "factor=nan"],
-        ["--set", "factor=1,,2"],
-        ["--set", "factor=1,...,4"],
-        ["--set", "factor=1,2,...,7"],
-        ["--set", "factor=2,2"],
-        ["--set", "speed=1,2"],
-        ["--set", "on=cpu,gpu"],
-        ["--set", "factor=2", "--set", "factor=3"],
-        ["--set", "factor=2", "--factor", "3"],
-        ["--set", "factor=2", "--top", "0"],
-        ["--set", "factor=2", "--sort", "name"],
-        ["--set", "factor=2", "--engine", "ray"],
-        ["--set", "factor=2", "--engine", "processes:0"],
-        ["--set", "factor=2", "-o", "all.txt"],
-        ["--set", "factor=2", "--trace", "missing.json"],
+        "",
+        "--set factor",
+        "--set factor=fast",
+        "--set factor=nan",
+        "--set factor=1,,2",
+        "--set factor=1,...,4",
+        "--set factor=1,2,...,7",
+        "--set factor=2,2",
+        "--set speed=1,2",
+        "--set on=cpu,gpu",
+        "--set factor=2 --set factor=3",
+        "--set factor=2 --factor 3",
+        "--set factor=2 --top 0",
+        "--set factor=2 --sort name",
+        "--set factor=2 --engine ray",
+        "--set factor=2 --engine processes:0",
+        "--set factor=2 -o all.txt",
+        "--set factor=2 --trace missing.json",
     ],
 )
 def test_wrong_options_are_usage_errors_before_anything_is_read(ask, wrong):
-    done = ask("sweep", "scale", "--trace", "missing.json", *wrong)
+    done = ask("sweep scale --trace missing.json", *wrong.split())
 
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
@@ -188,23 +162,13 @@ def test_wrong_options_are_usage_errors_before_anything_is_read(ask, wrong):
 def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     engine = [] if "missing.json" in asked else ["--set", "factor=2", "--engine", "dask"]
-    done = ask("sweep", "scale", *asked, *engine)
+    done = ask("sweep scale", *asked, *engine)
 
     assert (done.code, done.out) == (1, "")
     assert done.err in {
         "error: missing.json: no such file\n",
         f"error: {MissingPackageError('distributed', 'dask')}\n",
     }
-
-
-def test_help_shows_the_options_of_what_is_swept(ask):
-    screen = ask("sweep", "scale", "--help").out
-
-    assert all(word in screen for word in ("--factor", "--set OPTION=LIST", "--engine", "--sort"))
-
-
-def test_nothing_heavy_is_imported(folder):
-    assert not modules_after(*SCALE, folder=folder) & (HEAVY | {"distributed", "dask"})
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")

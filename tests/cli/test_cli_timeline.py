@@ -1,7 +1,5 @@
 """`-o`: the timeline files are in the Trace Event Format and show what they should."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
@@ -14,8 +12,8 @@ from daydream.report import perfetto as file
 @pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"], ["whatif", "amp+fused-adam"]])
 @pytest.mark.parametrize("trace", ["step.parquet", "ranks"])
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
-def test_the_file_is_in_the_trace_event_format(run, folder, command, trace, name):
-    done = run(*command, "--trace", trace, "-o", name)
+def test_the_file_is_in_the_trace_event_format(ask, folder, command, trace, name):
+    done = ask(*command, "--trace", trace, "-o", name)
 
     assert done.code == 0, done.err
     assert done.err.splitlines()[-1] == f"wrote {name}   open it at https://ui.perfetto.dev"
@@ -62,7 +60,7 @@ def test_a_call_that_stands_blocked_shows_what_it_waits_for(folder):
     assert {"wait: synchronization", "wait: thread hand-off"} <= {event["name"] for event in waits}
 
 
-def insert_after_the_loss(graph: daydream.Graph) -> None:
+def insert_after_the_loss(graph):
     kernels = graph.select(kind="kernel")
     kernels.scale(0.5)
     graph.insert("checkpoint", kind="memcpy", lane="disk", duration_ns=5_000, after=[kernels.head(1)])

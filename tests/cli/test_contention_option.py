@@ -1,7 +1,5 @@
 """`--contention` of `whatif` and `scaling`, as it is typed and as it is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ NETWORK = ("whatif", "network", "--bandwidth-factor", "4", "--trace", "transfers
 
 
 @pytest.fixture(scope="module")
-def recording() -> daydream.Trace:
+def recording():
     return Machine(kernel_factor=1.3).record()
 
 
@@ -54,12 +52,10 @@ def test_a_value_that_makes_no_sense_is_one_line_and_a_usage_error(ask, command,
 
 def test_what_has_no_transfers_says_nothing_of_it(ask):
     for how in ((), ("--contention", "1.5")):
-        done = ask("whatif", "scale", "--factor", "0.5", "--on", "gpu", "--trace", "step.parquet", *how)
+        done = ask("whatif scale --factor 0.5 --on gpu --trace step.parquet", *how)
         assert done.code == 0, done.err
         assert "ontention" not in done.out
-    told = parsed(
-        ask("whatif", "scale", "--factor", "0.5", "--on", "gpu", "--trace", "step.parquet", "--json")
-    )
+    told = parsed(ask("whatif scale --factor 0.5 --on gpu --trace step.parquet --json"))
     assert told["contention"] is None
 
 

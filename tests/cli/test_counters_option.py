@@ -1,7 +1,5 @@
 """`--counters` on the command line: what it changes, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def test_commands_say_how_many_kernels_have_counters(folder, command):
 def test_a_trace_that_is_imported_keeps_them(folder):
     done = daydream("import", str(EXAMPLE), "--counters", "c.csv", "-o", "t.parquet", folder=folder)
     assert done.code == 0, done.err
-    found = json.loads(daydream("info", "t.parquet", "--json", folder=folder).out)
+    found = json.loads(daydream("info t.parquet --json", folder=folder).out)
     assert any("have counters of c.csv" in note for note in found["notes"])
 
 

@@ -1,7 +1,5 @@
 """`whatif --fail-above`: a gate for CI, which shows the answer and tells by its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +25,7 @@ def test_what_is_short_enough_passes_and_what_is_not_exits_with_3():
 
 def test_a_limit_that_is_no_time_is_a_usage_error():
     for limit in ("soon", "-1", "nan"):
-        done = daydream(
-            "whatif", "amp", "--trace", EXAMPLE.name, "--fail-above", limit, folder=EXAMPLE.parent
-        )
+        done = daydream("whatif amp --trace", EXAMPLE.name, "--fail-above", limit, folder=EXAMPLE.parent)
         assert (done.code, done.out) == (2, "")
         assert "--fail-above" in done.err
 

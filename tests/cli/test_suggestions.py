@@ -1,7 +1,5 @@
 """What `collect` suggests at its end: the largest gains, with their code; nothing that harms the run."""
 
-from __future__ import annotations
-
 import json
 import time
 
@@ -21,7 +19,7 @@ def entry(name, saving, code, *, needs=None):
 
 def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     found = suggestions(folder / "step.parquet", patience_s=100)
-    ranked = json.loads(ask("rank", "--trace", "step.parquet", "--json").out)["changes"]
+    ranked = json.loads(ask("rank --trace step.parquet --json").out)["changes"]
 
     assert found.missing is None
     assert found.entries[0] == ranked[0]

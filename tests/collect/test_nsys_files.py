@@ -61,10 +61,15 @@ def test_files_that_are_no_export_are_refused_in_one_line(tmp_path):
 
 
 def test_a_report_is_refused_with_the_command_that_exports_it(tmp_path):
-    (tmp_path / "run.nsys-rep").write_bytes(b"\x0a\x00\x00" * 200)
+    (tmp_path / "my run.nsys-rep").write_bytes(b"\x0a\x00\x00" * 200)
+    path = tmp_path / "my run.nsys-rep"
 
-    with pytest.raises(TraceError, match=r"`nsys export --type sqlite run.nsys-rep`"):
-        import_trace([tmp_path / "run.nsys-rep"])
+    for given in (path, tmp_path):  # a folder that holds nothing else
+        with pytest.raises(TraceError, match=f"`nsys export --type sqlite '{path}'`"):
+            import_trace([given])
+    other = path.rename(tmp_path / "k.ncu-rep")
+    with pytest.raises(TraceError, match=f"`ncu --import {other} --csv "):
+        import_trace([tmp_path])
 
 
 def test_an_export_without_cuda_activity_says_how_to_record_it(tmp_path):

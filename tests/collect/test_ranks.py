@@ -209,7 +209,7 @@ def rank_file(folder: Path, name: str, offset_us: float, **info) -> Path:
 def test_ranks_can_be_given_and_join_in_their_order(tmp_path):
     files = [rank_file(tmp_path, name, 0) for name in ("left.json", "right.json")]
     trace = import_trace(files, ranks=[5, 3])
-    assert trace.metadata["ranks"] == [3, 5]
+    assert trace.metadata["ranks"] == [{"rank": 3}, {"rank": 5}]
     assert np.unique(trace["rank"]).tolist() == [3, 5]
 
 
@@ -241,7 +241,7 @@ def test_files_of_two_jobs_or_of_one_rank_are_refused(tmp_path, first, second, w
         import_trace(files)
     assert "a.json and b.json" in str(refused.value)
     assert "--ranks 0,1" in str(refused.value)  # how to choose
-    assert import_trace(files, ranks=[0, 1]).metadata["ranks"] == [0, 1]
+    assert import_trace(files, ranks=[0, 1]).metadata["ranks"] == [{"rank": 0}, {"rank": 1}]
 
 
 def timed_file(folder: Path, name: str, base_ns: int, shift_us: float) -> Path:
@@ -259,7 +259,7 @@ def test_recordings_that_do_not_meet_in_time_are_refused(tmp_path):
 
 def test_clocks_that_count_from_the_start_of_a_machine_tell_no_jobs_apart(tmp_path):
     files = [timed_file(tmp_path, "a.json", 10**15, 0), timed_file(tmp_path, "b.json", 3 * 10**15, 7)]
-    assert import_trace(files).metadata["ranks"] == [0, 1]
+    assert import_trace(files).metadata["ranks"] == [{"rank": 0}, {"rank": 1}]
 
 
 def test_the_same_recording_twice_is_refused(tmp_path):

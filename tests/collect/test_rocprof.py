@@ -182,6 +182,7 @@ def test_damaged_files_are_refused_in_one_line_or_read(tmp_path):
     [
         {"buffer_records": None},
         {"agents": [{"id": 5, "type": 2}, {"type": "x"}]},
+        {"agents": [{"id": {"handle": 2**64 - 1}, "type": 2}]},
         {"kernel_symbols": {}},
         {"metadata": {"pid": 2**80}},
         {"strings": {"buffer_records": [{"operations": [None]}]}},

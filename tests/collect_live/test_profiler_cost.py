@@ -12,7 +12,7 @@ from live_recording import record, train
 
 import daydream
 from daydream.collect.live import capture
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError, TraceError
 
 torch = pytest.importorskip("torch", reason="recording needs torch")

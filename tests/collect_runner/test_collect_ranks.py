@@ -79,10 +79,10 @@ def test_torchrun_gives_one_trace_with_both_ranks(folder, port):
     (each,) = set(exchanged.values())
     buckets = [("all_reduce", bucket["bytes"]) for bucket in trace.metadata["ddp"][0]["buckets"]]
     assert sorted(each) == sorted(buckets)
-    by_rank = trace.metadata["unprofiled_step_ns_by_rank"]
-    assert {rank: len(times) for rank, times in by_rank.items()} == {"0": 20, "1": 20}
-    assert trace.metadata["unprofiled_step_ns"] == by_rank["0"]
-    assert "parameters_by_rank" not in trace.metadata  # they are the same
+    ranks = trace.metadata["ranks"]
+    assert [(each["rank"], len(each["unprofiled_step_ns"])) for each in ranks] == [(0, 20), (1, 20)]
+    assert trace.metadata["unprofiled_step_ns"] == trace.of_rank("unprofiled_step_ns", 0)
+    assert not any("parameters" in each for each in ranks)  # they are the same
     said = view_text(overview(trace), verbose=True)
     assert "2 all_reduce of 1.52 MiB in total in a step, the same on every rank" in said
     assert "397,322 parameters" in said

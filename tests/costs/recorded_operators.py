@@ -1,11 +1,7 @@
 """Operators that really run on a CPU, recorded with their shapes, and what daydream says of their work."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,21 +14,21 @@ torch = pytest.importorskip("torch")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")
 
 
-def values(*shape: int) -> Any:
+def values(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
-def below(limit: int, *shape: int) -> Any:
+def below(limit, *shape):
     return torch.randint(limit, shape)
 
 
-def forward_and_backward(function: Callable[..., Any], *inputs: Any) -> None:
+def forward_and_backward(function, *inputs):
     out = function(*inputs)
     if isinstance(out, torch.Tensor) and out.requires_grad:
         out.backward(torch.ones_like(out))
 
 
-def trace_of(run: Callable[[], Any]) -> daydream.Trace:
+def trace_of(run):
     """Return the trace of a run, as torch's profiler writes it."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, acc_events=True
@@ -44,7 +40,7 @@ def trace_of(run: Callable[[], Any]) -> daydream.Trace:
         return daydream.load(path)
 
 
-def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
+def recorded(run):
     """Return FLOP, bytes and family of each recorded call of known work, by operator."""
     trace = trace_of(run)
     rows = np.flatnonzero(trace.is_kind("operator"))
@@ -59,11 +55,11 @@ def recorded(run: Callable[[], Any]) -> dict[str, list[tuple[int, int, str]]]:
     return found
 
 
-def matrix_flop(found: dict[str, list[tuple[int, int, str]]]) -> int:
+def matrix_flop(found):
     return sum(flop for calls in found.values() for flop, _, family in calls if family in MATRIX_FAMILIES)
 
 
-def counted(run: Callable[[], Any]) -> dict[str, int]:
+def counted(run):
     """Return torch's count by operator, without overloads."""
     with flop_counter.FlopCounterMode(display=False) as counter:
         run()
@@ -74,7 +70,7 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
     return found
 
 
-def both(function: Callable[..., Any], *inputs: Any) -> tuple[int, dict[str, int]]:
+def both(function, *inputs):
     """Return our FLOP of all matrix work of a forward and backward pass, and torch's by operator."""
     forward_and_backward(function, *inputs)  # gradients are there: the next pass adds to them
     found = recorded(lambda: forward_and_backward(function, *inputs))

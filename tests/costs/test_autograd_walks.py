@@ -1,7 +1,5 @@
 """Autograd's walks over its graph: which gaps they are in, and that fewer layers have shorter ones."""
 
-from __future__ import annotations
-
 from daydream.optimizations._layers import add_layers, remove_layers
 
 from daydream import Graph, simulate
@@ -13,10 +11,10 @@ NODE = "autograd::engine::evaluate_function: "
 BEFORE, BEHIND, STEP = 8, 12, 51
 
 
-def two_blocks(steps: int = 1, passes: int = 1, *, backward_lane: str = "main") -> Graph:
+def two_blocks(steps=1, passes=1, *, backward_lane="main"):
     graph = Graph()
 
-    def add(name: str, phase: str, ns: int, layer: str | None = None, gap: int = 0) -> None:
+    def add(name, phase, ns, layer=None, gap=0):
         lane = backward_lane if phase == "backward" else "main"
         where = {"phase": phase, "layer": layer, "step": number}
         graph.insert(name, kind="cpu", lane=lane, duration_ns=ns, gap_ns=gap, **where)

@@ -1,7 +1,5 @@
 """Times of changed operators from two recordings, worked out by hand."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -10,12 +8,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizations"))
 from recorded import Program
 
-from daydream import NotApplicableError, Trace
+from daydream import NotApplicableError
 from daydream.calibration.in_place import calibrate_in_place
 from daydream.costs import KernelTable
 
 
-def recorded(gelu: list[int], back: int, product: int, operators: list[str] | None = None, **other) -> Trace:
+def recorded(gelu, back, product, operators=None, **other):
     """Some GELUs of so many ns, a product that no change touches, and the GELUs' nodes."""
     program = Program()
 

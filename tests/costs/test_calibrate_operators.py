@@ -1,11 +1,11 @@
 """Calibration: which calls are asked for, how they are made from shapes, and what a table of them answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from work_traces import Call, Kernel, graph_of, trace_of
+from graph.small_graphs import kernels
+from shapes import dims
+from work_traces import Call, graph_of, trace_of
 
 import daydream
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
@@ -15,30 +15,29 @@ from daydream.costs.device.input_sizes import resized_time
 from daydream.costs.device.measured import give_table
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, GraphError, NotApplicableError, TraceError
-from daydream.graph.graph import Graph
 from daydream.model.half_times import SORTS
 from daydream.transforms.compose import apply, parse
 
-PRODUCT = Call("aten::mm", [[64, 32], [32, 16]], [Kernel("volta_sgemm_64x64", 900_000)])
-SUM = Call("aten::add", [[64, 16], [64, 16], []], [Kernel("elementwise", 400_000)])
-FORWARD = Call("aten::linear", [[64, 32], [16, 32], []], inner=[PRODUCT, SUM])
-LINEAR = Call("aten::addmm", [[8], [4, 16], [16, 8], [], []], tail_ns=100_000)  # on a CPU: a batch of 4
-RELU = Call("aten::relu", [[4, 8]], tail_ns=30_000)
+PRODUCT = Call("aten::mm", "64x32 32x16", "volta_sgemm_64x64 900_000")
+SUM = Call("aten::add", "64x16 64x16 -", "elementwise 400_000")
+FORWARD = Call("aten::linear", "64x32 16x32 -", inner=[PRODUCT, SUM])
+LINEAR = Call("aten::addmm", "8 4x16 16x8 - -", tail_ns=100_000)  # on a CPU: a batch of 4
+RELU = Call("aten::relu", "4x8", tail_ns=30_000)
 
 
-def times(*rows: tuple[str, list, str, float], device: str | None = None) -> KernelTable:
-    listed = [{"op": o, "shapes": json.dumps(s), "dtype": d, "duration_ns": t} for o, s, d, t in rows]
+def times(*rows, device=None):
+    listed = [{"op": o, "shapes": json.dumps(dims(s)), "dtype": d, "duration_ns": t} for o, s, d, t in rows]
     return KernelTable(listed, device)
 
 
-def forward(*calls: Call) -> Graph:
+def forward(*calls):
     """The graph of these calls, all of the forward pass."""
     graph = graph_of(*calls)
     graph.select().set(phase="forward")
     return graph
 
 
-def asked(graph: Graph, name: str, **options) -> list[tuple[str, str, str | None]]:
+def asked(graph, name, **options):
     graph.times = questions = Questions()
     apply(parse(name), graph, options)
     return list(questions.asked)
@@ -56,9 +55,9 @@ def test_amp_asks_for_each_call_in_32_and_in_16_bits_the_longest_first():
 
 def test_tf32_asks_for_products_only():
     graph = graph_of(FORWARD, device="NVIDIA A100-SXM4-40GB")
-    kernels = graph.select(kind="kernel")
+    work = kernels(graph)
     graph.times = questions = Questions()
-    retime(graph, kernels, dtype="tf32")
+    retime(graph, work, dtype="tf32")
     assert [dtype for _, _, dtype in questions.asked] == ["float32", "tf32"]
 
 
@@ -72,7 +71,7 @@ def test_a_batch_asks_for_the_new_shapes():
 
 
 def test_without_a_change_the_calls_are_those_recorded():
-    short = Call("aten::relu", [[7]], [Kernel("elementwise", 10_000)])
+    short = Call("aten::relu", "7", "elementwise 10_000")
     found = recorded_calls(graph_of(short, FORWARD, FORWARD))
     assert [(call.op, call.dtype) for call in found] == [
         ("aten::mm", "float32"),
@@ -104,12 +103,12 @@ def test_a_larger_batch_is_asked_for_in_pairs_the_old_one_first():
 def test_amp_takes_the_ratio_of_the_tables_times_and_the_model_for_the_rest():
     graph = forward(PRODUCT, SUM)
     table = times(
-        ("aten::mm", [[64, 32], [32, 16]], "float32", 800_000),
-        ("aten::mm", [[64, 32], [32, 16]], "float16", 200_000),
+        ("aten::mm", "64x32 32x16", "float32", 800_000),
+        ("aten::mm", "64x32 32x16", "float16", 200_000),
     )
     give_table(graph, table)
     apply(parse("amp"), graph, {})
-    recorded = graph.select(kind="kernel").where(lambda tasks: tasks.dtype == "float16")
+    recorded = kernels(graph).where(lambda tasks: tasks.dtype == "float16")
     least = floor_ns(graph)
     elementwise = least + SORTS[-2].keeps * (400_000 - least)  # an element a thread
     assert recorded.duration_ns.tolist() == [225_000, round(elementwise)]
@@ -123,8 +122,8 @@ def test_a_batch_takes_the_tables_times_on_a_cpu():
     give_table(
         graph,
         times(
-            ("aten::addmm", [[8], [4, 16], [16, 8], [], []], "float32", 5_000),
-            ("aten::addmm", [[8], [8, 16], [16, 8], [], []], "float32", 7_500),
+            ("aten::addmm", "8 4x16 16x8 - -", "float32", 5_000),
+            ("aten::addmm", "8 8x16 16x8 - -", "float32", 7_500),
             device="cpu",
         ),
     )
@@ -134,52 +133,52 @@ def test_a_batch_takes_the_tables_times_on_a_cpu():
 
 
 def test_without_the_old_time_the_recorded_one_counts_on_the_same_device_only():
-    new = ("aten::mm", [[64, 32], [32, 16]], "float16", 300_000)
+    new = ("aten::mm", "64x32 32x16", "float16", 300_000)
     for device, expected in ((None, 300_000), ("Tesla V100-SXM2-16GB", 300_000), ("NVIDIA H100", None)):
         graph = graph_of(PRODUCT)
-        kernels = graph.select(kind="kernel")
-        without = int(retime(graph, kernels, dtype="float16").duration_ns[0])
+        work = kernels(graph)
+        without = int(retime(graph, work, dtype="float16").duration_ns[0])
         give_table(graph, times(new, device=device))
-        found = int(retime(graph, kernels, dtype="float16").duration_ns[0])
+        found = int(retime(graph, work, dtype="float16").duration_ns[0])
         assert found == (without if expected is None else expected)
 
 
 def test_another_gpu_takes_the_times_measured_there():
     graph = graph_of(FORWARD)
-    kernels = graph.select(kind="kernel")
-    row = ("aten::mm", [[64, 32], [32, 16]], "float32", 90_000)
+    work = kernels(graph)
+    row = ("aten::mm", "64x32 32x16", "float32", 90_000)
     give_table(graph, times(row, device="NVIDIA H100 80GB HBM3"))
-    retimed = retime(graph, kernels, device="h100")
+    retimed = retime(graph, work, device="h100")
     assert retimed.duration_ns[0] == 90_000
     assert retimed.model.tolist() == ["table", "roofline"]
     with pytest.raises(NotApplicableError, match="times of a NVIDIA H100"):
-        retime(graph, kernels, device="a100")
+        retime(graph, work, device="a100")
 
 
 def test_what_does_not_change_keeps_its_time():
     graph = graph_of(PRODUCT)
     give_table(graph, KernelTable([{"kernel": "volta_sgemm_64x64", "duration_ns": 5}]))
-    kernels = graph.select(kind="kernel")
-    assert retime(graph, kernels).duration_ns.tolist() == [900_000]
-    assert retime(graph, kernels, dtype="float16").duration_ns.tolist() == [5]
+    work = kernels(graph)
+    assert retime(graph, work).duration_ns.tolist() == [900_000]
+    assert retime(graph, work, dtype="float16").duration_ns.tolist() == [5]
 
 
 def test_more_work_of_unknown_shapes_is_left_to_the_models():
     graph = graph_of(PRODUCT)
-    kernels = graph.select(kind="kernel")
-    expected = retime(graph, kernels, flop_factor=2, bytes_factor=2).duration_ns.tolist()
-    give_table(graph, times(("aten::mm", [[64, 32], [32, 16]], "float32", 7)))
-    assert retime(graph, kernels, flop_factor=2, bytes_factor=2).duration_ns.tolist() == expected
+    work = kernels(graph)
+    expected = retime(graph, work, flop_factor=2, bytes_factor=2).duration_ns.tolist()
+    give_table(graph, times(("aten::mm", "64x32 32x16", "float32", 7)))
+    assert retime(graph, work, flop_factor=2, bytes_factor=2).duration_ns.tolist() == expected
 
 
 def test_a_table_of_a_cpu_says_nothing_of_a_gpu():
     with pytest.raises(GraphError, match=r"times of a CPU, and this trace's work ran on a Tesla V100"):
-        give_table(graph_of(PRODUCT), times(("aten::relu", [[1]], "float32", 1), device="cpu"))
+        give_table(graph_of(PRODUCT), times(("aten::relu", "1", "float32", 1), device="cpu"))
 
 
 def test_a_table_that_is_never_used_is_said():
     trace = trace_of(FORWARD)
-    table = times(("aten::relu", [[1]], "float32", 1))
+    table = times(("aten::relu", "1", "float32", 1))
     graph = daydream.build(trace)
     give_table(graph, table)
     apply(parse("scale"), graph, {"factor": 0.5})
@@ -209,11 +208,11 @@ def test_a_calibration_reads_back_as_it_was_written(tmp_path):
 # how calls are made -------------------------------------------------------------------------------
 
 
-def run(op: str, shapes: list, dtype: str | None = "float32", output=None, **options):
+def run(op, shapes, dtype="float32", output=None, **options):
     """Make a call and return what the first way that torch takes gives."""
     torch = pytest.importorskip("torch")
     with torch.no_grad():
-        for each in rebuild(OperatorCall(op, json.dumps(shapes), dtype, output), "cpu", **options):
+        for each in rebuild(OperatorCall(op, json.dumps(dims(shapes)), dtype, output), "cpu", **options):
             try:
                 return each()
             except RuntimeError:
@@ -224,18 +223,18 @@ def run(op: str, shapes: list, dtype: str | None = "float32", output=None, **opt
 @pytest.mark.parametrize(
     ("op", "shapes", "result"),
     [
-        ("aten::mm", [[4, 3], [3, 5]], (4, 5)),
-        ("aten::addmm", [[5], [4, 3], [3, 5], [], []], (4, 5)),
-        ("aten::bmm", [[2, 4, 3], [2, 3, 5]], (2, 4, 5)),
-        ("aten::add", [[4, 3], [3], []], (4, 3)),
-        ("aten::add_", [[4, 3], [], []], (4, 3)),
-        ("aten::gelu", [[4, 3], []], (4, 3)),
-        ("aten::masked_fill", [[4, 3], [4, 3], []], (4, 3)),
-        ("aten::threshold_backward", [[4, 3], [4, 3], []], (4, 3)),
-        ("aten::_softmax", [[4, 3], [], []], (4, 3)),
-        ("aten::_softmax_backward_data", [[4, 3], [4, 3], [], []], (4, 3)),
-        ("aten::lerp_", [[4, 3], [4, 3], []], (4, 3)),
-        ("aten::sum", [[4, 3], []], ()),
+        ("aten::mm", "4x3 3x5", (4, 5)),
+        ("aten::addmm", "5 4x3 3x5 - -", (4, 5)),
+        ("aten::bmm", "2x4x3 2x3x5", (2, 4, 5)),
+        ("aten::add", "4x3 3 -", (4, 3)),
+        ("aten::add_", "4x3 - -", (4, 3)),
+        ("aten::gelu", "4x3 -", (4, 3)),
+        ("aten::masked_fill", "4x3 4x3 -", (4, 3)),
+        ("aten::threshold_backward", "4x3 4x3 -", (4, 3)),
+        ("aten::_softmax", "4x3 - -", (4, 3)),
+        ("aten::_softmax_backward_data", "4x3 4x3 - -", (4, 3)),
+        ("aten::lerp_", "4x3 4x3 -", (4, 3)),
+        ("aten::sum", "4x3 -", ()),
     ],
 )
 def test_a_call_is_made_from_its_shapes(op, shapes, result):
@@ -245,15 +244,15 @@ def test_a_call_is_made_from_its_shapes(op, shapes, result):
 
 
 def test_norms_work_over_what_their_weight_has():
-    norm = run("aten::native_layer_norm", [[2, 4, 8], [], [8], [8], []])
+    norm = run("aten::native_layer_norm", "2x4x8 - 8 8 -")
     assert [tuple(part.shape) for part in norm] == [(2, 4, 8), (2, 4, 1), (2, 4, 1)]
-    shapes = [[2, 4, 8], [2, 4, 8], [], [2, 4, 1], [2, 4, 1], [8], [8], []]
+    shapes = "2x4x8 2x4x8 - 2x4x1 2x4x1 8 8 -"
     assert [tuple(part.shape) for part in run("aten::native_layer_norm_backward", shapes)] == [
         (2, 4, 8),
         (8,),
         (8,),
     ]
-    shapes = [[2, 6, 4, 4], [6], [6], [6], [6], [], [], []]
+    shapes = "2x6x4x4 6 6 6 6 - - -"
     assert run("aten::native_batch_norm", shapes)[1].numel() == 6  # statistics of the batch
     assert run("aten::native_batch_norm", shapes, trains=False)[1].numel() == 0
 
@@ -324,9 +323,9 @@ def test_what_the_shapes_do_not_tell_is_not_guessed(call, reason):
 
 def test_a_calibration_measures_what_it_can_and_lists_the_rest():
     pytest.importorskip("torch")
-    lookup = Call("aten::embedding", [[64, 8], [4, 6], [], [], []], tail_ns=50_000)
-    custom = Call("my::op", [[4, 8]], tail_ns=40_000)
-    view = Call("aten::view", [[4, 8], []], tail_ns=1_000)
+    lookup = Call("aten::embedding", "64x8 4x6 - - -", tail_ns=50_000)
+    custom = Call("my::op", "4x8", tail_ns=40_000)
+    view = Call("aten::view", "4x8 -", tail_ns=1_000)
     graph = graph_of(LINEAR, RELU, lookup, custom, view, device=None)
     found = calibrate(graph, call_limit_s=0.01)
     assert [(call.op, call.dtype) for call in found.measured] == [
@@ -343,7 +342,7 @@ def test_a_calibration_measures_what_it_can_and_lists_the_rest():
 
 def test_kernels_of_custom_operators_are_listed():
     pytest.importorskip("torch")
-    own = Call("my::op", [[4, 8]], [Kernel("mine", 40_000), Kernel("mine too", 40_000)])
+    own = Call("my::op", "4x8", "mine 40_000, mine too 40_000")
     found = calibrate(graph_of(SUM, own), device="cpu", call_limit_s=0.01)
     assert [(call.op, call.shapes, call.dtype) for call in found.measured] == [
         ("aten::add", "[[64,16],[64,16],[]]", "float32")

@@ -1,7 +1,5 @@
 """Costs of collectives: the formulas by hand, and what holds for all of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -29,7 +27,7 @@ LINK = Link(10.0, 100.0)  # 10 bytes a ns, 100 ns a step
 SIMPLE, LL = PROTOCOLS
 
 
-def lab(nodes: int = 2, gpus: int = 4) -> Cluster:
+def lab(nodes=2, gpus=4):
     return Cluster("lab", nodes, gpus, Link(100.0, 1_000), Link(20.0, 10_000), "made up")
 
 

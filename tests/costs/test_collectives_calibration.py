@@ -1,7 +1,5 @@
 """Clusters fitted to measurements, and the tables of nccl-tests these come from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -35,11 +33,11 @@ LOG = """\
 """
 
 
-def lab(nodes: int = 1) -> Cluster:
+def lab(nodes=1):
     return Cluster("lab", nodes, 8, Link(50.0, 2_000), Link(10.0, 20_000), "as described")
 
 
-def sweep(machines: Cluster, members: int, sizes=range(1, 40)) -> list[Measurement]:
+def sweep(machines, members, sizes=range(1, 40)):
     times = [machines.time_ns("all_reduce", size * MB, members) for size in sizes]
     return [
         Measurement("all_reduce", size * MB, members, time) for size, time in zip(sizes, times, strict=True)

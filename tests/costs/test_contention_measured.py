@@ -3,13 +3,11 @@
 Every step runs the same kernels, each in a slot of its own; beside some of them runs a transfer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from graph.small_traces import Row, launched, trace
+from graph.small_traces import launched, trace
 
 from daydream.costs.contention import LEAST_PLACES, Measured, measured_contention
 from daydream.graph.build import build
@@ -20,27 +18,27 @@ TINY = 0.001  # us, so that times are not whole microseconds
 Of = Callable[[int, int], Any]  # a function of (place, step)
 
 
-def in_slot(slot: int, name: str, begin: float, end: float, number: int, **columns: Any) -> list[Row]:
+def in_slot(slot, name, begin, end, number, **columns):
     """Device work in a slot, and its launch at the slot's begin."""
     at = slot * SLOT + 8 * number
     return launched(name, at, slot * SLOT + begin, slot * SLOT + end, 10 * slot + number, **columns)
 
 
-def transfer(slot: int, begin: float, end: float, number: int = 1, **columns: Any) -> list[Row]:
+def transfer(slot, begin, end, number=1, **columns):
     known = {"kind": "collective", "collective": "all_reduce", "bytes": 4096, "stream": 20, **columns}
     return in_slot(slot, "reduce", begin, end, number, **known)
 
 
 def shown(
-    us: Of,
+    us,
     *,
-    beside: Of = lambda place, step: (place + step) % 2 == 0,
-    until: float = 990.0,
-    steps: int = 4,
-    places: int = PLACES,
-    name: Of = lambda place, _step: f"kernel {place}",
-    **columns: Of,
-) -> Measured:
+    beside=lambda place, step: (place + step) % 2 == 0,
+    until=990.0,
+    steps=4,
+    places=PLACES,
+    name=lambda place, _step: f"kernel {place}",
+    **columns,
+):
     """Return what a trace shows in which kernels run from 100 on, and transfers from there `until` then."""
     rows: list[Any] = []
     for step in range(steps):
@@ -54,7 +52,7 @@ def shown(
     return measured_contention(build(trace(rows, steps=borders)))
 
 
-def slowed(factor: float, alone: float = 100.0) -> Of:
+def slowed(factor, alone=100.0):
     """Kernels beside a transfer in every other step."""
     return lambda place, step: alone * (factor if (place + step) % 2 == 0 else 1)
 
@@ -145,7 +143,7 @@ def test_matrix_products_and_other_kernels_are_told_apart():
     assert found.other.factor == pytest.approx(1.05, rel=1e-3)
 
 
-def two_ranks(*, world_size: int) -> Measured:
+def two_ranks(*, world_size):
     """Rank 1 comes 500 us later to every collective; transfers take 200 us, 300 beside a kernel."""
     rows: list[Any] = []
     for slot in range(4 * PLACES):

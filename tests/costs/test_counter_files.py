@@ -1,7 +1,5 @@
 """Files of counters, a format each: small samples of the documented shape, the public samples, and damage."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -5,16 +5,14 @@ counts 32-bit instructions outside the matrix units, so the three convolutions i
 compared; the second one runs as a Fourier transform, which takes fewer FLOP than its shapes say.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
+from graph.small_graphs import kernels
 from shared import shared_trace
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
 from daydream.costs.counters.formats import read_counted
-from daydream.costs.counters.quantities import CountedKernel
 from daydream.costs.kernels import work
 from daydream.costs.workload.operator import operator_work
 
@@ -27,23 +25,23 @@ CONVOLUTIONS = [(64, 55), (192, 27), (384, 13), (256, 13), (256, 13)]  # filters
 PASSES = 2  # the file holds two forward passes
 
 
-def of_shapes(op: str, shapes: str, hint: tuple[int, ...] | None = None) -> int:
+def of_shapes(op, shapes, hint=None):
     amount = operator_work(op, shapes, hint)
     assert amount is not None
     assert amount.flop is not None
     return amount.flop
 
 
-def first_convolution() -> int:
+def first_convolution():
     return of_shapes("aten::cudnn_convolution", "[[128,3,224,224],[64,3,11,11]]", (128, 64, 55, 55))
 
 
 @pytest.fixture(scope="module")
-def counted() -> list[CountedKernel]:
+def counted():
     return read_counted(shared_trace("kineto/a100_range_profiler_counters.json.gz"))
 
 
-def flop_of(counted: list[CountedKernel], name: str) -> list[int | None]:
+def flop_of(counted, name):
     return [one.flop for one in counted if name in one.name]
 
 
@@ -93,29 +91,29 @@ def test_a_transform_takes_fewer_flop_than_the_shapes_say(counted):
 
 
 def test_counted_work_goes_before_that_of_shapes():
-    product = [[64, 64], [64, 64]]
+    product = "64x64 64x64"
     graph = graph_of(
-        Call("aten::mm", product, [Kernel("sgemm", 9_000)]),
-        Call("aten::mm", product, [Kernel("sgemm", 9_000)]),
-        Call("aten::relu", [[100]], [Kernel("relu", 3_000)]),
+        Call("aten::mm", product, "sgemm 9_000"),
+        Call("aten::mm", product, "sgemm 9_000"),
+        Call("aten::relu", "100", "relu 3_000"),
     )
-    kernels = graph.select(kind="kernel")
-    assert work(graph, kernels).flop.tolist() == [2 * 64**3, 2 * 64**3, 100]
+    chosen = kernels(graph)
+    assert work(graph, chosen).flop.tolist() == [2 * 64**3, 2 * 64**3, 100]
     graph.trace.metadata["counters"] = [
         {"name": "sgemm", "flop": 600_000, "bytes": None},
         {"name": "sgemm", "flop": 700_000, "bytes": 50_000},
         {"name": "another", "flop": 1, "bytes": 1},
     ]
-    counted = work(graph, kernels)
+    counted = work(graph, chosen)
     assert counted.flop.tolist() == [600_000, 700_000, 100]
     assert counted.nbytes.tolist() == [3 * 64 * 64 * 4, 50_000, 800]
     assert counted.family.tolist() == ["matmul", "matmul", "element-wise"]
 
 
 def test_counters_of_another_number_of_launches_say_nothing():
-    graph = graph_of(Call("aten::mm", [[64, 64], [64, 64]], [Kernel("sgemm", 9_000)]))
+    graph = graph_of(Call("aten::mm", "64x64 64x64", "sgemm 9_000"))
     graph.trace.metadata["counters"] = [{"name": "sgemm", "flop": number, "bytes": None} for number in (1, 2)]
-    assert work(graph, graph.select(kind="kernel")).flop.tolist() == [2 * 64**3]
+    assert work(graph, kernels(graph)).flop.tolist() == [2 * 64**3]
 
 
 def test_instructions_become_flop(tmp_path):

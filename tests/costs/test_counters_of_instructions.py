@@ -4,8 +4,6 @@ Real samples exist of NVBit and, of AccelProf, the sums of an app_metric log. Lu
 and rocprofv3's JSON with counters are written here from their documentation (formats/DOCUMENTED.md).
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 The counters are made: no public recording has a trace and counters of it.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

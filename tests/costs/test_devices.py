@@ -1,14 +1,12 @@
 """The table of GPUs: what names mean, and what cannot be in it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
 import pytest
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
-from daydream import Graph, NotApplicableError, Trace
+from daydream import NotApplicableError, Trace
 from daydream.costs import device_of, find_device, known_devices
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.networks import machine_of
@@ -54,7 +52,7 @@ def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(name):
 
 
 def test_a_trace_without_a_gpu_name_says_so():
-    graph = graph_of(Call("aten::add", [[8], [8], []], [Kernel("add", 90)]), device=None)
+    graph = graph_of(Call("aten::add", "8 8 -", "add 90"), device=None)
     with pytest.raises(NotApplicableError, match="does not name its GPU"):
         device_of(graph)
 
@@ -82,7 +80,7 @@ def test_missing_units_are_named():
 # Which machine a GPU stands in, by its form factor, where no network is named
 
 
-def on(name: str) -> Graph:
+def on(name):
     return build(Trace({}, {}, {"devices": [{"id": 0, "name": name}], "steps": []}))
 
 

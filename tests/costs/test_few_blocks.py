@@ -1,25 +1,24 @@
 """Kernels that leave units of a GPU idle, on another GPU: they have the rates of the units they run on."""
 
-from __future__ import annotations
-
 import pytest
+from graph.small_graphs import kernels
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import find_device, retime
 
 FLOOR, BODY = 2_000, 20_000
-TINY = [Call("aten::add", [[8], [8], []], [Kernel("tiny", FLOOR)])] * 60  # sets the floor: 2 us
+TINY = [Call("aten::add", "8 8 -", [Kernel("tiny", FLOOR)])] * 60  # sets the floor: 2 us
 V100, A100, P100 = (find_device(name) for name in ("v100", "a100-80gb", "p100"))
 PEAKS = V100.bandwidth / A100.bandwidth
 
 
-def on_a100(call: Call, to: str = "a100-80gb") -> int:
+def on_a100(call, to="a100-80gb"):
     graph = graph_of(*TINY, call)
-    kernels = graph.select(kind="kernel")
-    return int(retime(graph, kernels, device=to).duration_ns[kernels.name == "one"][0])
+    work = kernels(graph)
+    return int(retime(graph, work, device=to).duration_ns[work.name == "one"][0])
 
 
-def adding(grid: str | None) -> Call:
+def adding(grid):
     return Call("aten::add", [[2**16], [2**16], []], [Kernel("one", FLOOR + BODY, grid=grid)])
 
 
@@ -44,7 +43,7 @@ def test_a_kernel_of_so_many_blocks_for_every_unit_has_as_many_for_those_of_the_
 
 
 def test_libraries_choose_tiles_of_products_that_fill_the_other_device():
-    product = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("one", FLOOR + BODY, grid="20,1,1")])
+    product = Call("aten::mm", "256x4096 4096x256", [Kernel("one", FLOOR + BODY, grid="20,1,1")])
     arithmetic = V100.peak("float32") / A100.peak("float32")
     assert on_a100(product) == round(FLOOR + BODY * arithmetic)
 

@@ -1,9 +1,8 @@
 """What 16 bits make of a kernel, by its sort: each worked out by hand, and what must hold of all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from graph.small_graphs import kernels
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
@@ -14,7 +13,6 @@ from daydream.costs.device.roofline import (
     KEPT_ON_MATRIX_UNITS,
     runs_in_tf32,
 )
-from daydream.graph.graph import Graph
 from daydream.model.half_times import (
     FEW_BLOCKS,
     FEW_ROWS_DOUBT,
@@ -28,20 +26,20 @@ from daydream.model.half_times import (
 
 A100, V100, GEFORCE = "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 3070 Ti"
 FLOOR = 2_000
-TINY = Call("aten::add", [[8], [8], []], [Kernel("tiny", FLOOR)])
+TINY = Call("aten::add", "8 8 -", [Kernel("tiny", FLOOR)])
 ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)"
 STRIDED = (
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl{}<direct_copy_kernel_cuda>>"
 )
 
 
-def graph_with(*kernels: Kernel, device: str = A100, op: str = "my::op", shapes: list | None = None) -> Graph:
+def graph_with(*kernels, device=A100, op="my::op", shapes=None):
     """A graph of tiny kernels, which set the fixed cost, and of one call with some kernels."""
     return graph_of(*[TINY] * 60, Call(op, shapes or [[8]], list(kernels)), device=device)
 
 
-def in_half(graph: Graph, name: str, dtype: str = "float16") -> tuple[int, float]:
-    kernel = graph.select(kind="kernel").where(lambda tasks: np.array([name in one for one in tasks.name]))
+def in_half(graph, name, dtype="float16"):
+    kernel = kernels(graph).where(lambda tasks: np.array([name in one for one in tasks.name]))
     found = in_16_bits(graph, kernel, dtype)
     return int(found.times.duration_ns[0]), float(found.doubt[0])
 
@@ -94,8 +92,8 @@ def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_it
 
 def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name():
     # 2 x 4096^3 FLOP in 1 ms are 137 TFLOP/s; vector units of an A100 have 19.5
-    def graph(duration_ns: int) -> Graph:
-        shapes = [[4096, 4096], [4096, 4096]]
+    def graph(duration_ns):
+        shapes = "4096x4096 4096x4096"
         return graph_with(Kernel("new_library_gemm", duration_ns), op="aten::mm", shapes=shapes)
 
     for duration_ns, tf32 in ((1_000_000, True), (8_000_000, False)):
@@ -108,13 +106,13 @@ def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name
 def test_convolutions_of_planes_are_turned_for_tensor_cores():
     images, weight, out = [8, 16, 32, 32], [16, 16, 3, 3], [8, 16, 32, 32]
 
-    def turned(kernel: str, device: str) -> list[float]:
+    def turned(kernel, device):
         graph = graph_of(
             TINY,
             Call(
                 "aten::cudnn_convolution", [images, weight, [], [], [], [], [], []], [Kernel(kernel, 90_000)]
             ),
-            Call("aten::relu", [out], [Kernel("relu", 9_000)]),
+            Call("aten::relu", [out], "relu 9_000"),
             device=device,
         )
         return changes_layout(graph, graph.select(name=kernel))[1].tolist()
@@ -168,8 +166,8 @@ def test_steps_of_recurrent_layers_that_leave_units_idle_keep_their_latency():
     weights = [[[4096, 1024], [4096, 1024], [4096], [4096]]]
     shapes = [[48, 64, 1024], *weights, [], [], [], []]
     for grid, few in (("32,1,1", True), ("768,1,1", False)):
-        kernels = [Kernel("ampere_sgemm_32x128_tn", 1_002_000, grid=grid)]
-        graph = graph_with(*kernels, op="aten::_cudnn_rnn", shapes=shapes)
+        work = [Kernel("ampere_sgemm_32x128_tn", 1_002_000, grid=grid)]
+        graph = graph_with(*work, op="aten::_cudnn_rnn", shapes=shapes)
         new, doubt = in_half(graph, "sgemm")
         assert (new == FLOOR + 400_000) == few
         assert doubt == FEW_ROWS_DOUBT

@@ -1,9 +1,8 @@
 """The roof of the L2 cache, by counters made for small kernels: rates and classes written out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from graph.small_graphs import kernels
 from shared import shared_trace
 from test_counter_files import OPS, attached, long_table
 from test_counters_on_traces import launches
@@ -39,10 +38,10 @@ def counted(tmp_path):
 
 
 def by_kind(graph):
-    kernels = graph.select(kind="kernel")
-    kinds = bound(graph, kernels).kind
-    both = counted_tasks(graph, kernels).all(axis=0)  # FLOP of products on tensor cores are not counted
-    return kernels, kinds, both & (kernels.duration_ns >= LEAST_NS)
+    work = kernels(graph)
+    kinds = bound(graph, work).kind
+    both = counted_tasks(graph, work).all(axis=0)  # FLOP of products on tensor cores are not counted
+    return work, kinds, both & (work.duration_ns >= LEAST_NS)
 
 
 def test_a_kernel_that_l2_holds_up_is_bound_by_memory_and_not_by_latency(counted):
@@ -57,12 +56,10 @@ def test_a_kernel_that_l2_holds_up_is_bound_by_memory_and_not_by_latency(counted
 
 def test_no_rate_through_l2_below_what_memory_gives_is_a_roof(counted):
     graph = counted(lambda at, ns: BANDWIDTH / 2)
-    kernels, kinds, long = by_kind(graph)
+    work, kinds, long = by_kind(graph)
     assert set(kinds[long]) == {"latency"}
-    assert not bound_by_l2(graph, kernels, BANDWIDTH).any()
-    assert np.isclose(
-        (at_peak_ns(graph, kernels) * BANDWIDTH / kernels.duration_ns)[long], 100, rtol=0.01
-    ).all()
+    assert not bound_by_l2(graph, work, BANDWIDTH).any()
+    assert np.isclose((at_peak_ns(graph, work) * BANDWIDTH / work.duration_ns)[long], 100, rtol=0.01).all()
 
 
 def test_far_below_the_highest_rate_a_kernel_waits_for_latency(counted):
@@ -82,7 +79,7 @@ def test_roofline_leaves_kernels_at_the_roof_of_l2(counted):
 
 def test_what_l2_bounds_and_where_its_roof_is_from_is_said(counted):
     graph = counted(lambda at, ns: 6_000)
-    said = evidence(graph, graph.select(kind="kernel"))
+    said = evidence(graph, kernels(graph))
     assert any(
         "Its roof is assumed to be the highest rate of this recording, 6,000 GB/s" in one for one in said
     )

@@ -1,9 +1,8 @@
 """More work on a GPU: small kernels fill the device first, then memory or arithmetic. All by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from graph.small_graphs import kernels
 from hypothesis import given
 from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
@@ -12,29 +11,26 @@ from daydream.costs import retime
 from daydream.costs.device.roofline import BYTES_A_THREAD, LEAST_REACHABLE
 from daydream.costs.kernels import work
 from daydream.costs.resize.new_shapes import tile_elements
-from daydream.graph.graph import Graph
 
 FLOOR = 2_000
-TINY = [Call("aten::add", [[8], [8], []], [Kernel("tiny", FLOOR)])] * 60  # sets the floor: 2 us
+TINY = [Call("aten::add", "8 8 -", [Kernel("tiny", FLOOR)])] * 60  # sets the floor: 2 us
 PLACES = 80 * 4  # units of a V100, each with 1,024 threads at least: blocks of 256
 SUM = 40 * 256 * 4  # elements of 40 blocks, 4 a thread: 48 bytes a thread
 SUM_NS = 12 * SUM / 900  # at the bandwidth of the device
 # 20 tiles of 128 x 26: 3,277 elements each
-PRODUCT = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("sgemm", 402_000, grid="20,1,1")])
+PRODUCT = Call("aten::mm", "256x4096 4096x256", [Kernel("sgemm", 402_000, grid="20,1,1")])
 PRODUCT_NS = 2 * 256 * 256 * 4096 / 15_700
 
 
-def adding(
-    duration_ns: int = 22_000, grid: str | None = "40,1,1", name: str = "sum", size: int = SUM
-) -> Call:
+def adding(duration_ns=22_000, grid="40,1,1", name="sum", size=SUM):
     return Call("aten::add", [[size], [size], []], [Kernel(name, duration_ns, grid=grid)])
 
 
-def grown(graph: Graph, name: str, factor: float, **others: float) -> int:
-    kernels = graph.select(kind="kernel")
-    factors = np.where(kernels.name == name, factor, 1.0)
-    new = retime(graph, kernels, flop_factor=factors, bytes_factor=factors, **others)
-    return int(new.duration_ns[kernels.name == name][0])
+def grown(graph, name, factor, **others):
+    work = kernels(graph)
+    factors = np.where(work.name == name, factor, 1.0)
+    new = retime(graph, work, flop_factor=factors, bytes_factor=factors, **others)
+    return int(new.duration_ns[work.name == name][0])
 
 
 @pytest.mark.parametrize(("factor", "waves"), [(1, 1), (2, 1), (PLACES / 40, 1), (16, 2), (24, 3)])
@@ -90,26 +86,26 @@ def test_a_kernel_whose_threads_loop_takes_longer_with_every_element():
 
 
 def test_tiles_by_name_or_by_the_grid():
-    shapes = [[8, 64, 32, 32], [64, 64, 3, 3]]
+    shapes = "8x64x32x32 64x64x3x3"
     graph = graph_of(
         Call("aten::cudnn_convolution", shapes, [Kernel("gemm_64x32_nhwc", 9_000, grid="128,1,1")]),
         Call("aten::convolution_backward", shapes, [Kernel("wgrad_64x32_nhwc", 9_000, grid="128,1,1")]),
         PRODUCT,
     )
-    kernels = graph.select(kind="kernel")
-    calls = work(graph, kernels).call
-    assert tile_elements(graph, kernels.name, calls, np.array([128, 128, 20])).tolist() == [2048, 0, 3277]
+    chosen = kernels(graph)
+    calls = work(graph, chosen).call
+    assert tile_elements(graph, chosen.name, calls, np.array([128, 128, 20])).tolist() == [2048, 0, 3277]
 
 
 @given(st.floats(0, 300), st.floats(0, 1), st.floats(0, 1))
 def test_more_work_never_takes_less(most, of_bytes, part):
     graph = graph_of(*TINY[:40], adding(), adding(FLOOR + 2_000, name="busy"), PRODUCT)
-    kernels = graph.select(kind="kernel")
+    work = kernels(graph)
     less, more = (  # parameters do not grow, so bytes grow at most as much as arithmetic
-        retime(graph, kernels, flop_factor=1 + added, bytes_factor=1 + of_bytes * added).duration_ns
+        retime(graph, work, flop_factor=1 + added, bytes_factor=1 + of_bytes * added).duration_ns
         for added in (part * most, most)
     )
-    assert (kernels.duration_ns <= less).all()
+    assert (work.duration_ns <= less).all()
     assert (less <= more + 1).all()
 
 
@@ -123,7 +119,7 @@ def test_a_little_more_work_takes_a_little_longer():
 
 def test_no_work_and_a_factor_of_one_change_nothing():
     graph = graph_of(*TINY, adding(), PRODUCT)
-    kernels = graph.select(kind="kernel")
-    for factor in (1.0, np.ones(len(kernels))):
-        same = retime(graph, kernels, flop_factor=factor, bytes_factor=factor, grid_factor=factor)
-        assert same.duration_ns.tolist() == kernels.duration_ns.tolist()
+    work = kernels(graph)
+    for factor in (1.0, np.ones(len(work))):
+        same = retime(graph, work, flop_factor=factor, bytes_factor=factor, grid_factor=factor)
+        assert same.duration_ns.tolist() == work.duration_ns.tolist()

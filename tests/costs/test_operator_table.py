@@ -5,8 +5,6 @@ autocast does on GPUs stands in a header of the wheel, which operators it knows 
 what a node saves in `derivatives.yaml`, what a view or a random operator is in schemas and tags.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -17,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph.small_graphs import kernels
 from shared import shared_replay
-from work_traces import Call, Kernel, graph_of
+from work_traces import Call, graph_of
 
 import daydream
 from daydream.costs import find_device, is_matrix, retime, work
@@ -50,14 +49,14 @@ TAGS = {
 }
 
 
-def published() -> dict[str, dict[str, str]]:
+def published():
     """Return what the installed torch says of its operators, by column."""
     from torchgen.packaged.autograd.load_derivatives import load_derivatives
 
     found: dict[str, dict[str, set[str]]] = {}
     at_once = set()
 
-    def add(name: str, column: str, value: str) -> None:
+    def add(name, column, value):
         found.setdefault(bare(name), {key: set() for key in PUBLISHED})[column].add(value)
 
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text(encoding="utf-8")
@@ -100,7 +99,7 @@ def published() -> dict[str, dict[str, str]]:
     return {name: {key: "; ".join(sorted(of[key])) for key in PUBLISHED} for name, of in found.items()}
 
 
-def bare(name: str) -> str:
+def bare(name):
     return name.removeprefix("aten::").split(".")[0].removesuffix("_")
 
 
@@ -152,14 +151,14 @@ def test_products_of_libraries_are_products():
 
 
 def test_batch_norm_of_a_library_of_convolutions_is_no_product():
-    shapes = [[8, 4, 4, 4], [4], [4]]
-    norm = Call("aten::mine", shapes, [Kernel("cudnn::bn_fw_tr_1C11_kernel_NCHW", 10_000_000)])
-    product = Call("aten::mine", shapes, [Kernel("volta_sgemm_64x64", 10_000_000)])
+    shapes = "8x4x4x4 4 4"
+    norm = Call("aten::mine", shapes, "cudnn::bn_fw_tr_1C11_kernel_NCHW 10_000_000")
+    product = Call("aten::mine", shapes, "volta_sgemm_64x64 10_000_000")
     graph = graph_of(norm, product)
-    kernels = graph.select(kind="kernel")
-    assert is_matrix(graph, kernels).tolist() == [False, True]
+    work = kernels(graph)
+    assert is_matrix(graph, work).tolist() == [False, True]
     # It streams: T4 to V100 goes by bandwidth, 320 and 900 GB/s, not by arithmetic, 8.1 and 15.7 TFLOP/s.
-    slower = retime(graph, kernels, device=find_device("t4")).duration_ns / 10_000_000
+    slower = retime(graph, work, device=find_device("t4")).duration_ns / 10_000_000
     assert slower[0] == pytest.approx(900 / 320, rel=0.01)
 
 
@@ -173,12 +172,12 @@ TRACES = (
 @pytest.mark.parametrize("name", TRACES)
 def test_every_path_takes_the_same_kernels_for_matrix_work(name):
     graph = shared_replay(name).graph
-    kernels = graph.select(kind="kernel")
-    matrix = is_matrix(graph, kernels)
-    change = Change(graph, kernels, dtype=None, target=None, flop_factor=1, bytes_factor=1)
+    chosen = kernels(graph)
+    matrix = is_matrix(graph, chosen)
+    change = Change(graph, chosen, dtype=None, target=None, flop_factor=1, bytes_factor=1)
     assert np.array_equal(change.matrix, matrix)
-    assert np.array_equal(_Kernels(kernels).product, matrix)
-    family = work(graph, kernels).family.astype(str)
+    assert np.array_equal(_Kernels(chosen).product, matrix)
+    family = work(graph, chosen).family.astype(str)
     named = np.isin(family, ("matmul", "convolution", "attention", "recurrent"))
     assert not (matrix & ~named & (family != "None")).any()
     assert measured_contention(graph) is None or matrix.any()

@@ -1,7 +1,5 @@
 """FLOP of recorded operators and models against torch's own counter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -135,7 +133,7 @@ def test_a_first_convolution_is_counted_as_if_its_input_needed_a_gradient():
 @pytest.mark.parametrize("keys", [16, 24])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_as_products_has_the_flop_that_torch_counts(keys, causal):
-    def attend(*qkv: Any) -> Any:
+    def attend(*qkv):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return F.scaled_dot_product_attention(*qkv, is_causal=causal)
 
@@ -146,7 +144,7 @@ def test_attention_as_products_has_the_flop_that_torch_counts(keys, causal):
 @pytest.mark.parametrize("keys", [16, 24])
 def test_fused_attention_has_the_flop_of_torchs_formulas(keys):
     # the CPU's fused operator is not in torch's table; its formulas are those of the GPU's
-    def attend(*qkv: Any) -> Any:
+    def attend(*qkv):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             return F.scaled_dot_product_attention(*qkv)
 
@@ -176,14 +174,14 @@ def test_recurrent_layers_take_each_weight_once_a_step(layer, gates, directions)
 # Whole models: everything that torch counts
 
 
-def residual() -> tuple[Any, list[Any]]:
+def residual():
     class Residual(nn.Module):
-        def __init__(self, width: int) -> None:
+        def __init__(self, width):
             super().__init__()
             self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
             self.norm = nn.BatchNorm2d(width)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return F.relu(x + self.two(F.relu(self.norm(self.one(x)))))
 
     body = [
@@ -196,19 +194,19 @@ def residual() -> tuple[Any, list[Any]]:
     return model, [values(2, 3, 32, 32)]
 
 
-def encoder() -> tuple[Any, list[Any]]:
+def encoder():
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     return nn.Sequential(stack, nn.Linear(32, 7)), [values(3, 10, 32)]
 
 
-def decoder() -> tuple[Any, list[Any]]:
+def decoder():
     class Attention(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.qkv, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             q, k, v = self.qkv(self.norm(x)).view(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
             scores = (q @ k.transpose(-2, -1)).masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
             return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, 32))

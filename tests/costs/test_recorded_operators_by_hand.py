@@ -1,7 +1,5 @@
 """FLOP and bytes of recorded operators that torch's own counter does not know, counted by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +111,7 @@ def test_recorded_calls_have_the_work_counted_by_hand(name):
 # The optimizer: 22 parameters in two tensors. Lists carry no element type in a trace, so FLOP alone
 
 
-def update(**how: Any) -> Callable[[], Any]:
+def update(**how):
     parameters = [nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(4, 4))]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)

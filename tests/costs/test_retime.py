@@ -1,32 +1,30 @@
 """New durations of kernels: every model by hand, and what must hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from graph.small_graphs import kernels
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs import KernelTable, bound, find_device, retime
 from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS, LEAST_REACHABLE
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
-from daydream.graph.graph import Graph
 
-TINY = Call("aten::add", [[8], [8], []], [Kernel("tiny", 2_000)])  # sets the floor: 2 us
+TINY = Call("aten::add", "8 8 -", "tiny 2_000")  # sets the floor: 2 us
 # 4096 x 4096 x 4096 at 15.7 TFLOP/s: 8.754 ms at best
-PRODUCT = Call("aten::mm", [[4096, 4096], [4096, 4096]], [Kernel("volta_sgemm_128x128_nn", 10_000_000)])
+PRODUCT = Call("aten::mm", "4096x4096 4096x4096", "volta_sgemm_128x128_nn 10_000_000")
 PRODUCT_NS = 2 * 4096**3 / 15_700
 # 3 x 4 x 2^24 bytes at 900 GB/s: 0.2237 ms at best
-SUM = Call("aten::add", [[2**24], [2**24], []], [Kernel("elementwise", 300_000)])
+SUM = Call("aten::add", [[2**24], [2**24], []], "elementwise 300_000")
 SUM_NS = 12 * 2**24 / 900
 LEAST_NS = 2_000  # of a product on matrix units
 
 
-def kernels_of(graph: Graph, *names: str):
-    return graph.select(kind="kernel").where(lambda tasks: np.isin(tasks.name, names))
+def kernels_of(graph, *names):
+    return kernels(graph).where(lambda tasks: np.isin(tasks.name, names))
 
 
-def many(call: Call, count: int = 40) -> list[Call]:
+def many(call, count=40):
     """Enough tiny kernels that the floor is theirs."""
     return [TINY] * count + [call]
 
@@ -54,7 +52,7 @@ def test_a_sum_in_16_bits_moves_half_the_bytes():
 
 def test_a_product_that_becomes_bound_by_memory_stops_gaining():
     # 32 FLOP a byte in 32 bits, above the ridge of 17; 64 in 16 bits, below the ridge of 139
-    thin = Call("aten::mm", [[2**17, 128], [128, 128]], [Kernel("volta_sgemm_128x64", 344_000)])
+    thin = Call("aten::mm", [[2**17, 128], [128, 128]], "volta_sgemm_128x64 344_000")
     graph = graph_of(*many(thin))
     moved = 2 * (2 * 2**17 * 128 + 128 * 128)
     new = LEAST_NS + moved / 900 / LEAST_REACHABLE  # its own use of the bandwidth was 0.44: no bound
@@ -80,18 +78,18 @@ def test_another_device_scales_with_its_peaks():
 
 def test_the_same_device_and_factors_of_one_change_nothing():
     graph = graph_of(*many(PRODUCT), SUM)
-    kernels = graph.select(kind="kernel")
+    work = kernels(graph)
     for retimed in (
-        retime(graph, kernels),
-        retime(graph, kernels, device="v100"),
-        retime(graph, kernels, dtype="float32"),
+        retime(graph, work),
+        retime(graph, work, device="v100"),
+        retime(graph, work, dtype="float32"),
     ):
-        assert retimed.duration_ns.tolist() == kernels.duration_ns.tolist()
+        assert retimed.duration_ns.tolist() == work.duration_ns.tolist()
 
 
 def test_a_small_grid_leaves_room_for_a_larger_batch():
     # 20 blocks on 80 units: four times the blocks still are one wave, as 256 x 128 take a whole unit
-    small = Call("aten::mm", [[256, 4096], [4096, 256]], [Kernel("sgemm_256x128_nn", 402_000, "20,1,1")])
+    small = Call("aten::mm", "256x4096 4096x256", [Kernel("sgemm_256x128_nn", 402_000, "20,1,1")])
     graph = graph_of(*many(small))
     product = kernels_of(graph, "sgemm_256x128_nn")
     assert retime(graph, product, flop_factor=4, bytes_factor=4).duration_ns.tolist() == [402_000]
@@ -100,7 +98,7 @@ def test_a_small_grid_leaves_room_for_a_larger_batch():
 
 
 def test_an_unknown_kernel_goes_by_its_kind():
-    unknown = Call("my::op", [[8]], [Kernel("ampere_sgemm_64x64", 302_000), Kernel("mine", 102_000)])
+    unknown = Call("my::op", "8", "ampere_sgemm_64x64 302_000, mine 102_000")
     graph = graph_of(*many(unknown))
     retimed = retime(graph, kernels_of(graph, "ampere_sgemm_64x64", "mine"), dtype="float16")
     # A V100's tensor cores compute 125 TFLOP/s, its vector units 15.7.
@@ -123,15 +121,15 @@ def test_an_unknown_gpu_falls_back_to_the_papers_constants():
 def test_a_format_without_units_is_refused():
     graph = graph_of(*many(PRODUCT))
     with pytest.raises(NotApplicableError, match="no bfloat16 units"):
-        retime(graph, graph.select(kind="kernel"), dtype="bfloat16")
+        retime(graph, kernels(graph), dtype="bfloat16")
     with pytest.raises(NotApplicableError, match="no tf32 units"):
-        retime(graph, graph.select(kind="kernel"), dtype="tf32")
+        retime(graph, kernels(graph), dtype="tf32")
     with pytest.raises(NoMatchError):
         retime(graph, graph.tasks([]), dtype="float16")
 
 
 def test_tf32_changes_products_only_and_those_in_tf32_not_at_all():
-    done = Call("aten::mm", [[4096, 4096], [4096, 4096]], [Kernel("ampere_sgemm_tf32", 1_500_000)])
+    done = Call("aten::mm", "4096x4096 4096x4096", "ampere_sgemm_tf32 1_500_000")
     graph = graph_of(*many(PRODUCT), SUM, done, device="NVIDIA A100-SXM4-40GB")
     chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise", "ampere_sgemm_tf32")
     new = retime(graph, chosen, dtype="tf32").duration_ns
@@ -184,7 +182,7 @@ def test_a_bad_table_is_refused(text, tmp_path):
 
 
 def test_what_bounds_a_kernel():
-    graph = graph_of(*many(PRODUCT), SUM, Call("my::op", [[8]], [Kernel("mine", 100_000)]))
+    graph = graph_of(*many(PRODUCT), SUM, Call("my::op", "8", "mine 100_000"))
     chosen = kernels_of(graph, "volta_sgemm_128x128_nn", "elementwise", "mine", "tiny")
     found = bound(graph, chosen)
     kinds = dict(zip(chosen.name, found.kind, strict=True))

@@ -1,11 +1,8 @@
 """Times of collectives from a network simulator: which they are, whose they are, what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from daydream.optimizations._hardware import collective_times
+from graph.small_graphs import put
 
 from daydream import DaydreamError, Graph, GraphError, simulate
 from daydream.costs.network.simulated_times import node_of, read_simulated_times
@@ -14,7 +11,7 @@ from daydream.graph.tables import Lane
 HEADER = "rank,node,duration_ns\n"
 
 
-def log(*events: tuple[str, int, int, int, str]) -> str:
+def log(*events):
     return "".join(
         f"[2026-01-01 00:00:00.000] [workload] [debug] {what},sys->id={rank}, tick={tick}, node->id={node}, "
         f"node->name={name}, node->type=7\n"
@@ -22,17 +19,17 @@ def log(*events: tuple[str, int, int, int, str]) -> str:
     )
 
 
-def one_rank() -> tuple[Graph, int, int]:
+def one_rank():
     #  stream 7  |k 10|      |end 5|        link  |all-reduce 40|all-gather 20|
     graph = Graph()
-    k = graph.insert("k", kind="kernel", lane="stream 7", duration_ns=10)
-    first = graph.insert("all-reduce", kind="collective", lane="link", duration_ns=40, after=[k])
-    second = graph.insert("all-gather", kind="collective", lane="link", duration_ns=20)
-    graph.insert("end", kind="kernel", lane="stream 7", duration_ns=5, after=[second])
+    k = put(graph, "k", "stream 7", 10)
+    first = put(graph, "all-reduce", "link", 40, after=[k])
+    second = put(graph, "all-gather", "link", 20)
+    put(graph, "end", "stream 7", 5, after=[second])
     return graph, first.ids[0], second.ids[0]
 
 
-def two_ranks() -> tuple[Graph, int, int]:
+def two_ranks():
     #  rank 0 stream   |k 10|arrive|      |all-reduce 40|
     #  rank 1 stream   |k 30       |arrive|all-reduce 40|
     graph = Graph()
@@ -42,7 +39,7 @@ def two_ranks() -> tuple[Graph, int, int]:
         graph.add_lane(Lane(lane, rank=rank, on_device=True))
         graph.insert("k", kind="kernel", lane=lane, duration_ns=time)
         arrivals.append(graph.insert("arrival", kind="collective", lane=lane, duration_ns=0))
-    hub = graph.insert("last arrival", kind="cpu", lane="joined", duration_ns=0, after=arrivals)
+    hub = put(graph, "last arrival", "joined", 0, after=arrivals)
     for rank in (0, 1):
         lane = f"rank {rank} stream 7"
         transfers.append(
@@ -51,7 +48,7 @@ def two_ranks() -> tuple[Graph, int, int]:
     return graph, transfers[0].ids[0], transfers[1].ids[0]
 
 
-def give(graph: Graph, folder: Path, text: str) -> None:
+def give(graph, folder, text):
     (folder / "times").write_text(text)
     collective_times(graph, collective_times=str(folder / "times"))
 

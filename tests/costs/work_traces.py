@@ -1,15 +1,13 @@
 """Traces of a few operator calls, written down call by call, for tests of what they cost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from shapes import dims
 
 from daydream.graph.build import build
-from daydream.graph.graph import Graph
 from daydream.trace.trace import Trace
 
 V100 = "Tesla V100-SXM2-16GB"
@@ -25,28 +23,36 @@ class Kernel:
 
 @dataclass
 class Call:
-    """An operator call, what it calls and the kernels it launches itself; `tail_ns` is its own CPU time."""
+    """An operator call, what it calls and the kernels it launches itself, maybe as `gemm 900, add 40`.
+
+    `tail_ns` is its own CPU time.
+    """
 
     op: str
-    shapes: list[Any]
-    kernels: list[Kernel] = field(default_factory=list)
-    inner: list[Call] = field(default_factory=list)
+    shapes: list[Any] | str
+    kernels: list[Kernel] | str = field(default_factory=list)
+    inner: list = field(default_factory=list)
     dtype: str | None = "float32"
     tail_ns: int = 0
 
+    def __post_init__(self):
+        if isinstance(self.kernels, str):
+            named = (kernel.rsplit(" ", 1) for kernel in self.kernels.split(", "))
+            self.kernels = [Kernel(name, int(ns)) for name, ns in named]
+
 
 class _Recorder:
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows: list[dict[str, Any]] = []
         self.kernels: list[dict[str, Any]] = []
         self.clock = self.device_clock = 0
 
-    def record(self, call: Call, parent: int = -1) -> None:
+    def record(self, call, parent=-1):
         row = len(self.rows)
         self.rows.append(
             {
                 "kind": "operator", "name": call.op, "op": call.op, "pid": 1, "tid": 1, "parent": parent,
-                "start_ns": self.clock, "shapes": json.dumps(call.shapes, separators=(",", ":")),
+                "start_ns": self.clock, "shapes": json.dumps(dims(call.shapes), separators=(",", ":")),
                 "dtype": call.dtype,
             }
         )  # fmt: skip
@@ -69,7 +75,7 @@ class _Recorder:
         self.clock += call.tail_ns or (0 if call.inner or call.kernels else CALL_NS)
         self.rows[row]["duration_ns"] = self.clock - begun
 
-    def run(self, kernel: Kernel, **columns: Any) -> None:
+    def run(self, kernel, **columns):
         """Run a kernel behind the one before."""
         self.kernels.append(
             {
@@ -81,7 +87,7 @@ class _Recorder:
         self.device_clock += kernel.duration_ns
 
 
-def trace_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | None = None) -> Trace:
+def trace_of(*calls, device=V100, orphans=None):
     """Return the trace of these calls; `orphans` are kernels whose launch was not recorded."""
     recorder = _Recorder()
     for call in calls:
@@ -101,6 +107,6 @@ def trace_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | No
     return Trace(columns, texts, {"steps": [], "vendor": "cuda" if device else "cpu", "devices": devices})
 
 
-def graph_of(*calls: Call, device: str | None = V100, orphans: list[Kernel] | None = None) -> Graph:
+def graph_of(*calls, device=V100, orphans=None):
     """Return the graph of these calls."""
     return build(trace_of(*calls, device=device, orphans=orphans))

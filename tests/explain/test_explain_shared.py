@@ -186,7 +186,7 @@ def test_no_large_cause_is_among_the_rest():
     screen = str(view_text(explanation))
     for each in explanation.causes[:3]:
         assert each.cause.label in screen
-    assert "without profiler" in screen
+    assert "without the profiler" in screen
 
 
 def test_a_lane_takes_no_longer_than_the_step_and_what_breaks_a_graph_is_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import gzip
 import json
@@ -152,9 +153,7 @@ COLLECTED: dict[str, Any] = {
 @cache
 def sound():
     """Return sound traces as parquet files."""
-    import pyarrow as pa
-
-    return [written(pa.Table.from_batches([trace.to_arrow()])) for trace in traces()]
+    return [written(file_of(trace)) for trace in traces()]
 
 
 @cache
@@ -302,25 +301,65 @@ def parquet(chance):
     """Rows, types, metadata and memory events that only someone with bad intent would write."""
     import pyarrow as pa
 
-    from daydream.trace.memory_events import MEMORY_KEY
-
     trace = chance.choice(traces()[:1] * 3 + traces())
-    table = pa.Table.from_batches([trace.to_arrow()])
-    kind = chance.choice(("rows", "rows", "metadata", "memory", "bytes"))
+    table = file_of(trace)
+    kind = chance.choice(("rows", "rows", "lies", "metadata", "memory", "memory of schema 1", "bytes"))
     if kind == "rows":
         table = columns_changed(table, chance)
+    elif kind == "lies":
+        table = lies(table, chance)
     elif kind == "metadata":
         text = json.dumps(tree_changed(copy.deepcopy(trace.metadata), chance))
         odd = ("", "null", "[]", "[" * 100_000, '{"schema_version": 1e400}', text[: len(text) // 2])
         text = chance.choice(odd) if chance.random() < 0.05 else text
         table = table.replace_schema_metadata({b"daydream": text.encode("utf-8", "replace")})
     elif kind == "memory":
+        rows = allocations(chance).rename_columns({"time_ns": "start_ns", "bytes": "memory_bytes"})
+        rows = rows.append_column("kind", pa.array(["memory"] * len(rows)).dictionary_encode())
+        if chance.random() < 0.5:
+            rows = columns_changed(rows, chance)
+        with contextlib.suppress(pa.ArrowException):  # a column that became one of another type
+            table = pa.concat_tables([table, rows], promote_options="permissive").unify_dictionaries()
+        if chance.random() < 0.5:
+            table = columns_changed(table, chance)
+    elif kind == "memory of schema 1":
         inner = written(columns_changed(allocations(chance), chance))
         inner = base64.b64encode(bytes_changed(inner, chance) if chance.random() < 0.15 else inner)
         inner = bytes_changed(inner, chance) if chance.random() < 0.15 else inner
-        table = table.replace_schema_metadata({**table.schema.metadata, MEMORY_KEY: inner})
+        document = json.dumps({**trace.metadata, "schema_version": 1})
+        table = table.replace_schema_metadata({b"daydream": document, b"daydream.memory": inner})
     content = bytes_changed(written(table), chance) if kind == "bytes" else written(table)
     return Case(f"parquet {kind}", {"t.parquet": content}, command("t.parquet", chance))
+
+
+def file_of(trace):
+    """Return what the file of a trace holds."""
+    from pyarrow.parquet import read_table
+
+    with tempfile.TemporaryDirectory() as folder:
+        trace.save(f"{folder}/t.parquet")
+        return read_table(f"{folder}/t.parquet")
+
+
+def lies(table, chance):
+    """Say what is right in each row and wrong in all together: parents in circles, sums that overflow."""
+    import pyarrow as pa
+
+    name = chance.choice(("parent", "duration_ns", "bytes", "row", "step"))
+    values = table.column(name).to_pylist() if name in table.column_names else [None] * len(table)
+    kind = table.schema.field(name).type if name in table.column_names else pa.int64()
+    for _ in range(chance.choice((1, 5))):
+        one, other = chance.randrange(len(values)), chance.randrange(len(values))
+        if name == "parent":
+            values[one], values[other] = other, one  # its own where both are one
+        else:
+            values[one] = values[other]
+    if name in ("duration_ns", "bytes"):
+        values = [2 ** chance.choice((47, 48, 50))] * len(values)
+    column = pa.array(values, kind)
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, column)
+    return table.append_column(name, column)
 
 
 def allocations(chance):

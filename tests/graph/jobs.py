@@ -1,7 +1,5 @@
 """Jobs of two ranks small enough to follow by hand; times in microseconds."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

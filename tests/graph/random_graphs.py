@@ -1,7 +1,5 @@
 """Random graphs with every word of the program: launches, syncs, waits, queues, hand-offs, links."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random training programs for the machine model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import strategies as st

@@ -10,12 +10,35 @@ def starts(graph, **options):
     return dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
 
 
+def at(text):
+    """Return starts from text: `a 0, b 5+3`."""
+    tasks = (task.rsplit(" ", 1) for task in text.split(", "))
+    return {name: sum(int(part) for part in start.split("+")) for name, start in tasks}
+
+
+def names(tasks):
+    return ", ".join(tasks.name)
+
+
 def lane(graph, name):
-    return graph.select(lane=name).name.tolist()
+    return names(graph.select(lane=name))
 
 
 def kernels(graph):
     return graph.select(kind="kernel")
+
+
+def named(graph, *exact):
+    return graph.select(name=tuple(f"^{name}$" for name in exact))
+
+
+KINDS = {"stream": "kernel", "link": "collective", "copies": "memcpy"}
+
+
+def put(graph, name, lane, duration_ns, **how):
+    """Insert a task of the kind that its lane has."""
+    kind = KINDS.get(lane.split()[0], "cpu")
+    return graph.insert(name, kind=kind, lane=lane, duration_ns=duration_ns, **how)
 
 
 def _parsed(text):

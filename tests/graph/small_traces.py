@@ -4,8 +4,6 @@ Who encloses whom is told by the times, who launched what by the correlation, an
 step of a row by where it (or its launch) begins.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Any
 

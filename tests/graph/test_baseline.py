@@ -73,10 +73,6 @@ def test_where_the_recorded_steps_are_as_uneven_nothing_is_left_out():
     assert timed(times, (20 * MS, 20 * MS, 1_500 * MS)).left_out == ()
 
 
-def test_a_trace_without_timed_steps_has_none():
-    assert timed_steps(daydream.Trace({}, {}, {}), [1]) is None
-
-
 def test_the_recorded_step_is_one_object_beside_the_answer():
     replay = daydream.replay(EXAMPLES / "train_gpt_h200.parquet")
     found = daydream.whatif(replay, "amp")
@@ -114,12 +110,6 @@ def test_a_recording_without_steps_says_that_it_is_taken_as_one():
     assert [str(text).splitlines()[0].strip() for text in texts] == [said] * len(texts)
     assert screen["notes"][0] == replay.to_json()["notes"][0] == ranking.to_json()["notes"][0] == said
     assert found.predicted_ns < found.predicted_high_ns == found.replayed_ns
-
-
-def test_a_recording_without_a_task_has_no_step_that_could_be_named():
-    empty = trace(steps=(0,), step_source="the whole recording: no markers, no period")
-    assert empty.metadata["steps"] == []
-    assert "no steps found" not in str(view_text(overview(empty)))
 
 
 def test_a_change_that_leaves_nothing_of_the_step_is_refused_if_it_takes_work_away():

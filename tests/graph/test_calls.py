@@ -1,6 +1,7 @@
 """Whose call a task belongs to: instances, `within`, operators, shapes, gradients."""
 
 import pytest
+from small_graphs import kernels, names
 from small_traces import call, kernel, launched, note, trace
 from small_traces import op as operator
 
@@ -30,10 +31,6 @@ def normed(steps=1):
     return trace(rows, steps=tuple(100.0 * step for step in range(steps + 1)))
 
 
-def kernels(graph):
-    return graph.select(kind="kernel")
-
-
 def with_autograd_thread():
     #  main     |forward: |linear: f||  |## backward ## ........||step: u|
     #  autograd                           |mm: b1||mm: b2|
@@ -59,8 +56,8 @@ def with_autograd_thread():
 def test_a_range_that_waits_for_the_autograd_thread_holds_its_work():
     graph = build(with_autograd_thread())
 
-    assert kernels(graph).where(within="backward").name.tolist() == ["b1", "b2"]
-    assert kernels(graph).where(within="forward").name.tolist() == ["f"]
+    assert names(kernels(graph).where(within="backward")) == "b1, b2"
+    assert names(kernels(graph).where(within="forward")) == "f"
     assert [each.name.tolist() for each in kernels(graph).group_by(within="## backward")] == [["b1", "b2"]]
     assert [each.name.tolist() for each in kernels(graph).group_by("instance")] == [
         ["f"],
@@ -84,8 +81,8 @@ def test_all_work_of_one_call_is_an_instance():
 def test_within_sees_every_enclosing_call_and_range():
     graph = build(normed())
 
-    assert kernels(graph).where(within="^aten::layer_norm$").name.tolist() == ["n1", "n2"]
-    assert kernels(graph).where(within=("native", "mul")).name.tolist() == ["n1", "n2", "m"]
+    assert names(kernels(graph).where(within="^aten::layer_norm$")) == "n1, n2"
+    assert names(kernels(graph).where(within=("native", "mul"))) == "n1, n2, m"
     assert len(kernels(graph).where(within="block")) == 3
     assert set(graph.select(kind="cpu", within="native").op) >= {"aten::empty"}
     assert len(graph.select(within="nothing of this name")) == 0
@@ -161,7 +158,7 @@ def test_shapes_come_from_the_call_that_recorded_them():
 
     assert kernels(graph).shapes.tolist() == ["[[8,16],[16]]"] * 2 + ["[[8,16],[[4],[2,2]]]"]
     assert kernels(graph).input_elements.tolist() == [144, 144, 136]
-    assert kernels(graph).where(shapes=r"\[16\]").name.tolist() == ["n1", "n2"]
+    assert names(kernels(graph).where(shapes=r"\[16\]")) == "n1, n2"
     kernels(graph).head(1).set(shapes="[[2]]")
     assert kernels(graph).input_elements.tolist() == [2, 144, 136]
     assert Graph().select().input_elements.tolist() == []

@@ -1,11 +1,10 @@
 """Several optimizations at once: order, exclusion, options, and what makes no sense."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 
 import pytest
+from small_graphs import put
 from small_traces import launched, trace
 
 import daydream
@@ -38,7 +37,7 @@ def quiet(graph):
 
 def one_task():
     graph = Graph()
-    graph.insert("a", kind="cpu", lane="thread 1", duration_ns=100)
+    put(graph, "a", "thread 1", 100)
     return graph
 
 
@@ -46,12 +45,6 @@ def result(*optimizations, **options):
     graph = one_task()
     apply(optimizations, graph, options)
     return int(graph.select().duration_ns[0])
-
-
-@pytest.mark.parametrize("name", names())
-def test_the_help_of_an_optimization_names_each_of_its_options(name):
-    optimization = find(name)
-    assert [each.name for each in optimization.options if f"`{each.name}`" not in optimization.help] == []
 
 
 def test_stages_decide_the_order_then_names():

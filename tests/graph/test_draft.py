@@ -1,13 +1,12 @@
 """Draft: what rules look up by lane is that of all tasks, however they were added."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from small_graphs import named
 from small_traces import launched, total, trace
 
 from daydream import Trace
@@ -83,6 +82,6 @@ def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
     for without in ([], ["polls"]):
         graph = build(recorded, without=without)
         assert total(graph) == 60
-        graph.select(name="^a$").scale(0.5)
+        named(graph, "a").scale(0.5)
         ends.append(total(graph))
     assert ends == [40, 60]

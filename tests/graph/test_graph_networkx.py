@@ -2,7 +2,7 @@
 
 import networkx as nx
 import pytest
-from small_graphs import launched, starts, thread, with_sync
+from small_graphs import at, launched, put, starts, thread, with_sync
 
 from daydream import Graph, GraphError, replay, simulate
 from daydream.graph.plan import Cause
@@ -50,13 +50,13 @@ def test_of_several_causes_the_one_that_holds_longest_is_kept():
     graph.link([0], [1], latency_ns=9, from_start=True)
     edge = graph.to_networkx().edges[0, 1]
     assert (edge["cause"], edge["latency_ns"], edge["from_start"]) == ("user", 9, True)
-    assert starts(Graph.from_networkx(graph.to_networkx())) == {"a": 0, "b": 9}
+    assert starts(Graph.from_networkx(graph.to_networkx())) == at("a 0, b 9")
 
 
 def test_a_lane_with_a_policy_keeps_the_order_it_ran_in():
     graph = thread("a 1")
     for name, duration in (("long", 30), ("short", 10)):
-        graph.insert(name, kind="collective", lane="link", duration_ns=duration, after=[0])
+        put(graph, name, "link", duration, after=[0])
     graph.schedule("link", key="duration_ns")
 
     assert (
@@ -76,7 +76,7 @@ def test_a_graph_can_be_written_down_as_nodes_and_edges():
     digraph.add_edge("load", "gemm", latency_ns=3, from_start=True)
     graph = Graph.from_networkx(digraph)
 
-    assert starts(graph) == {"load": 0, "sgemm": 3, "next": 12}
+    assert starts(graph) == at("load 0, sgemm 3, next 12")
     assert graph.select(kind="kernel", phase="forward", layer="f*").lane.tolist() == ["gpu"]
     assert [(lane.name, lane.on_device) for lane in graph.lanes] == [("cpu", False), ("gpu", True)]
     assert graph.lint() == []
@@ -88,7 +88,7 @@ def test_an_edge_counts_from_the_end_and_is_the_users_unless_it_says_otherwise()
         digraph.add_node(node, lane=lane, duration_ns=4)
     graph = Graph.from_networkx(digraph)
 
-    assert starts(graph) == {"a": 0, "b": 4}
+    assert starts(graph) == at("a 0, b 4")
     assert graph.links["cause"].tolist() == [Cause.USER]
     digraph.edges["a", "b"]["cause"] = "handoff"
     assert Graph.from_networkx(digraph).links["cause"].tolist() == [Cause.HANDOFF]
@@ -98,10 +98,10 @@ def test_tasks_of_a_lane_run_in_the_order_of_the_nodes_as_far_as_edges_allow():
     digraph = nx.DiGraph()
     for node in "abc":
         digraph.add_node(node, lane="cpu", duration_ns=1)
-    assert starts(Graph.from_networkx(digraph)) == {"a": 0, "b": 1, "c": 2}
+    assert starts(Graph.from_networkx(digraph)) == at("a 0, b 1, c 2")
 
     digraph.add_edge("c", "a")
-    assert starts(Graph.from_networkx(digraph)) == {"b": 0, "c": 1, "a": 2}
+    assert starts(Graph.from_networkx(digraph)) == at("b 0, c 1, a 2")
 
 
 def test_nothing_comes_of_nothing():

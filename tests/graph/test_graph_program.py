@@ -1,7 +1,7 @@
 """Syncs, queues and event waits are words of the program, looked up after edits, in each copy of a window."""
 
 import pytest
-from small_graphs import launched, starts, thread, with_sync
+from small_graphs import at, kernels, launched, named, put, starts, thread, with_sync
 
 from daydream import GraphError, simulate
 
@@ -15,22 +15,20 @@ def test_a_sync_waits_for_an_inserted_kernel_and_no_longer_for_a_removed_one():
     with_sync(graph)
     assert starts(graph)["sync"] == 4 + 20 + 1 + 20
 
-    graph.select(name="^b$").remove()
+    named(graph, "b").remove()
     assert starts(graph)["sync"] == 4 + 20
 
-    graph.insert(
-        "x", kind="kernel", lane="stream 7", duration_ns=9, launch_after=graph.select(name="launch a")
-    )
+    put(graph, "x", "stream 7", 9, launch_after=graph.select(name="launch a"))
     assert starts(graph)["sync"] == 4 + 20 + 1 + 9
 
-    graph.select(kind="kernel").remove()
-    assert starts(graph) == {"begin": 0, "sync": 0}
+    kernels(graph).remove()
+    assert starts(graph) == at("begin 0, sync 0")
 
 
 def test_a_sync_does_not_wait_for_work_launched_behind_it():
     graph = launched("a 20")
     sync = with_sync(graph)
-    graph.insert("x", kind="kernel", lane="stream 7", duration_ns=9, launch_after=sync)
+    put(graph, "x", "stream 7", 9, launch_after=sync)
 
     assert starts(graph)["sync"] == 4 + 20
     assert starts(graph)["x"] == 24 + 3 + 4
@@ -41,9 +39,7 @@ def test_a_sync_of_one_stream_does_not_wait_for_another():
     #  stream 7     +4 |a 20         |
     #  stream 8               |x 90 ...
     graph = launched("a 20")
-    graph.insert(
-        "x", kind="kernel", lane="stream 8", duration_ns=90, launch_after=graph.select(name="launch a")
-    )
+    put(graph, "x", "stream 8", 90, launch_after=graph.select(name="launch a"))
     with_sync(graph, "stream 7")
     assert starts(graph)["sync"] == 4 + 20
 
@@ -60,14 +56,12 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
     times = starts(graph)
     assert [times[f"launch {x}"] for x in "abc"] == [0, 24, 24 + 24]
 
-    graph.insert(
-        "x", kind="kernel", lane="stream 7", duration_ns=5, launch_after=graph.select(name="launch a")
-    )
+    put(graph, "x", "stream 7", 5, launch_after=graph.select(name="launch a"))
     times = starts(graph)
     assert (times["launch"], times["x"], times["launch b"]) == (24, 24 + 4, 24 + 4 + 5)
 
     graph.select(name="x").remove()
-    graph.select(name="^b$").remove()
+    named(graph, "b").remove()
     times = starts(graph)
     assert [times[f"launch {x}"] for x in "ac"] == [0, 24]
 
@@ -84,7 +78,7 @@ def test_a_queue_of_two_lets_one_launch_more_ahead():
 def test_a_graph_launch_takes_one_place_in_the_queue():
     #  one call launches a and a2; a queue of one
     graph = launched("a 20, b 20", spacing=0)
-    graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
+    put(graph, "a2", "stream 7", 5, after=[named(graph, "a")])
     graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
     graph.queue_depth[graph.lane_id("stream 7")] = 1
 
@@ -95,10 +89,10 @@ def test_a_graph_launch_takes_one_place_in_the_queue():
 def test_work_inserted_into_a_graph_launch_does_not_hold_back_that_launch():
     #  one call launches a and a2, x comes between them; a queue of one
     graph = launched("a 20, b 20", spacing=0)
-    graph.insert("a2", kind="kernel", lane="stream 7", duration_ns=5, after=[graph.select(name="^a$")])
+    put(graph, "a2", "stream 7", 5, after=[named(graph, "a")])
     graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
     graph.queue_depth[graph.lane_id("stream 7")] = 1
-    graph.insert("x", kind="kernel", lane="stream 7", duration_ns=3, after=[graph.select(name="^a$")])
+    put(graph, "x", "stream 7", 3, after=[named(graph, "a")])
 
     times = starts(graph)
     assert (times["launch a"], times["x"], times["a2"], times["launch b"]) == (0, 24, 24 + 3, 27 + 5)
@@ -109,10 +103,10 @@ def waiting_streams():
     #  stream 7     +4 |a 50                         |1|b 50
     #  stream 8                                      |c 5|            c waits for a, not for b
     graph = launched("a 50")
-    record = graph.insert("record", kind="cpu", lane="thread 1", duration_ns=2)
-    b = graph.insert("b", kind="kernel", lane="stream 7", duration_ns=50, launch_after=record)
-    wait = graph.insert("wait", kind="cpu", lane="thread 1", duration_ns=2, after=[b.launches()])
-    graph.insert("c", kind="kernel", lane="stream 8", duration_ns=5, launch_after=wait)
+    record = put(graph, "record", "thread 1", 2)
+    b = put(graph, "b", "stream 7", 50, launch_after=record)
+    wait = put(graph, "wait", "thread 1", 2, after=[b.launches()])
+    put(graph, "c", "stream 8", 5, launch_after=wait)
     graph.waits.add(
         record=record.ids[0], source=graph.lane_id("stream 7"), wait=wait.ids[0],
         target=graph.lane_id("stream 8"), latency_ns=3,
@@ -124,9 +118,7 @@ def test_a_stream_waits_for_the_work_before_the_record():
     graph = waiting_streams()
     assert starts(graph)["c"] == 4 + 50 + 3
 
-    graph.insert(
-        "x", kind="kernel", lane="stream 7", duration_ns=10, launch_after=graph.select(name="launch a")
-    )
+    put(graph, "x", "stream 7", 10, launch_after=graph.select(name="launch a"))
     assert starts(graph)["c"] == 4 + 50 + 1 + 10 + 3  # launched before the record: waited for too
 
     graph.select(name="^(a|x)$").remove()
@@ -143,7 +135,7 @@ def test_the_order_between_streams_outlives_its_calls(call):
 
 def test_work_inserted_behind_the_wait_waits_too():
     graph = waiting_streams()
-    graph.insert("x", kind="kernel", lane="stream 8", duration_ns=1, launch_after=graph.select(name="wait"))
+    put(graph, "x", "stream 8", 1, launch_after=graph.select(name="wait"))
 
     times = starts(graph)
     assert (times["x"], times["c"]) == (4 + 50 + 3, 4 + 50 + 3 + 1)
@@ -184,13 +176,13 @@ def test_a_full_queue_reaches_from_one_copy_into_the_next():
 
     timeline = simulate(graph, copies=2, window=window)
     names, copies = timeline.column("name").tolist(), timeline.copy.tolist()
-    at = {
+    began = {
         (name, copy): start
         for name, copy, start in zip(names, copies, timeline.start_ns.tolist(), strict=True)
     }
-    assert at[("launch a", 1)] == 4 + 20
-    assert at[("a", 1)] == 4 + 20 + 20
-    assert at[("launch b", 1)] == 4 + 20 + 20
+    assert began[("launch a", 1)] == 4 + 20
+    assert began[("a", 1)] == 4 + 20 + 20
+    assert began[("launch b", 1)] == 4 + 20 + 20
 
 
 def test_a_release_counts_in_the_first_copy_only():

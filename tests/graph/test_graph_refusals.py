@@ -1,7 +1,7 @@
 """What a graph refuses, in which words, and what lint finds."""
 
 import pytest
-from small_graphs import launched, thread, with_sync
+from small_graphs import kernels, launched, put, thread, with_sync
 
 from daydream import Graph, GraphError, NoMatchError, simulate
 
@@ -43,7 +43,7 @@ def test_what_the_trace_lacks_is_said(words, why):
 
 def test_need_says_what_the_trace_has_not():
     with pytest.raises(NoMatchError, match="this trace has no optimizer kernels"):
-        Graph().select(kind="kernel").need("optimizer kernels")
+        kernels(Graph()).need("optimizer kernels")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_an_unknown_kind_cannot_be_inserted():
 
 def test_an_unknown_phase_cannot_be_inserted():
     with pytest.raises(GraphError, match="unknown phase 'fwd'; the phases are data, forward"):
-        Graph().insert("x", kind="cpu", lane="thread 1", duration_ns=1, phase="fwd")
+        put(Graph(), "x", "thread 1", 1, phase="fwd")
 
 
 def test_a_cycle_names_a_task_in_it():
     graph = thread("a 5")
-    graph.insert("x", kind="cpu", lane="worker", duration_ns=1)
-    graph.insert("y", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[1])
+    put(graph, "x", "worker", 1)
+    put(graph, "y", "worker", 1, after=[1], before=[1])
 
     words = (
         "the graph has a cycle of 2 tasks: 'x' comes before 'y' (on worker, which runs in program order), "
@@ -92,7 +92,7 @@ def test_a_cycle_names_a_task_in_it():
 
 def test_tasks_behind_a_cycle_are_not_blamed():
     graph = thread("a 5, b 5")
-    graph.insert("x", kind="cpu", lane="worker", duration_ns=1, after=[1], before=[0])
+    put(graph, "x", "worker", 1, after=[1], before=[0])
 
     with pytest.raises(GraphError, match="the graph has a cycle"):
         simulate(graph)
@@ -119,80 +119,42 @@ def test_lint_of_a_copy_finds_what_was_written(column):
     assert graph.lint() == []
 
 
-def test_lint_of_a_copy_finds_tasks_that_went():
+@pytest.mark.parametrize(
+    ("column", "task", "value", "problem"),
+    [
+        ("duration_ns", "^b$", -3, "1 task with a negative duration_ns, 'b' first."),
+        ("gap_ns", "^[ab]$", -1, "2 tasks with a negative gap_ns, 'a' first."),
+        ("alive", "launch a", False, "1 device task without the call that launched them, 'a' first"),
+        ("lane", "^a$", 9, "1 task on a lane that is not there, 'a' first; make it with `lane_id`."),
+        ("launch", "^b$", 2, "1 device task launched by device work, 'b' first; only CPU tasks launch."),
+        ("order", "^a$", -5, "1 device task ahead of their launch in program order, 'a' first"),
+    ],
+)
+def test_lint_finds_what_cannot_be(column, task, value, problem):
     graph = launched("a 20, b 20")
-    other = graph.copy()
-    assert graph.lint() == other.lint() == []
+    ids = graph.select(name=task).ids
+    (graph.alive if column == "alive" else graph.columns[column])[ids] = value
 
-    other.write("alive", 1, False)  # the launch of the first
-
-    assert other.lint()
+    assert [found.startswith(problem) for found in graph.lint()] == [True]
 
 
-def test_lint_finds_negative_times():
-    graph = thread("a 5, b 5")
-    graph.columns["duration_ns"][1] = -3
-    graph.columns["gap_ns"][:] = -1
-
-    assert graph.lint() == [
-        "1 task with a negative duration_ns, 'b' first.",
-        "2 tasks with a negative gap_ns, 'a' first.",
-    ]
-
-
-def test_lint_finds_work_that_lost_its_launch():
+@pytest.mark.parametrize(
+    ("kind", "lane", "problem"),
+    [
+        ("cpu", "stream 7", "1 CPU task on a lane of the device, 'x' first."),
+        ("kernel", "thread 1", "1 device task on a CPU thread, 'x' first."),
+    ],
+)
+def test_lint_finds_tasks_on_a_lane_of_the_other_side(kind, lane, problem):
     graph = launched("a 20")
-    graph.select(name="launch a").remove()
+    graph.insert("x", kind=kind, lane=lane, duration_ns=1)
 
-    (problem,) = graph.lint()
-    assert problem == (
-        "1 device task without the call that launched them, 'a' first; removing work removes its launch."
-    )
-
-
-def test_lint_finds_cpu_tasks_on_a_stream():
-    graph = launched("a 20")
-    graph.insert("x", kind="cpu", lane="stream 7", duration_ns=1)
-
-    assert graph.lint() == ["1 CPU task on a lane of the device, 'x' first."]
-
-
-def test_lint_finds_device_work_on_a_thread():
-    graph = launched("a 20")
-    graph.insert("x", kind="kernel", lane="thread 1", duration_ns=1)
-
-    assert graph.lint() == ["1 device task on a CPU thread, 'x' first."]
-
-
-def test_lint_finds_launches_that_make_no_sense():
-    graph = launched("a 20, b 20")
-    a, b = (int(graph.select(name=name).ids[0]) for name in ("^a$", "^b$"))
-    graph.columns["launch"][b] = a
-    assert graph.lint() == ["1 device task launched by device work, 'b' first; only CPU tasks launch."]
-
-    graph = launched("a 20, b 20")
-    graph.columns["order"][a] = -5
-    assert graph.lint() == [
-        (
-            "1 device task ahead of their launch in program order, 'a' first; "
-            "calls in between would not see them."
-        )
-    ]
-
-
-def test_lint_finds_lanes_that_are_not_there():
-    graph = launched("a 20")
-    graph.columns["lane"][2] = 9
-    assert graph.lint() == ["1 task on a lane that is not there, 'a' first; make it with `lane_id`."]
+    assert graph.lint() == [problem]
 
 
 def test_a_cycle_through_a_lane_says_so():
     graph = thread("a 5, b 5")
-    graph.link(graph.select(name="b"), graph.select(name="a"))
+    graph.link([1], [0])
 
-    assert graph.lint() == [
-        (
-            "the graph has a cycle of 2 tasks: 'a' comes before 'b' (on thread 1, which runs in program "
-            "order), before 'a' (by an edge that was put in)."
-        )
-    ]
+    (problem,) = graph.lint()
+    assert "'a' comes before 'b' (on thread 1, which runs in program order), before 'a'" in problem

@@ -1,7 +1,5 @@
 """The unprofiled prediction: what recording cost is taken out of the time around each event."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_graphs import kernels, named
 from small_traces import call, kernel, op, row, trace
 
 import daydream
@@ -119,8 +118,8 @@ def test_kernels_and_waits_are_left_alone():
     before = build(trace(*rows, profiler_cost=COST))
     after = without_profiler(before)
 
-    kernels = before.select(kind="kernel").ids
-    assert after.duration_ns[kernels].tolist() == before.duration_ns[kernels].tolist() == [34_000]
+    work = kernels(before).ids
+    assert after.duration_ns[work].tolist() == before.duration_ns[work].tolist() == [34_000]
     assert len(after.syncs) == len(before.syncs) == 1
     assert after.syncs["latency_ns"].tolist() == before.syncs["latency_ns"].tolist()
 
@@ -209,7 +208,7 @@ def test_replay_gives_the_unprofiled_step_beside_the_measured_one():
 
 def test_what_a_change_adds_stands_beside_steps_as_long_as_measured():
     def add(graph):
-        graph.insert_after(graph.select(name="^a$"), "new work", kind="cpu", duration_ns=3_000)
+        graph.insert_after(named(graph, "a"), "new work", kind="cpu", duration_ns=3_000)
 
     result = daydream.whatif(small_run(factor=0.5), add)  # the correction missed half of the time
 
@@ -221,7 +220,7 @@ def test_what_a_change_adds_stands_beside_steps_as_long_as_measured():
 
 def test_a_what_if_is_predicted_without_the_profiler():
     def halve_b(graph):
-        graph.select(name="^b$").scale(0.5)
+        named(graph, "b").scale(0.5)
 
     result = daydream.whatif(small_run(), halve_b)
     b = 6000 - 200  # without what recording took within

@@ -3,10 +3,11 @@
 from math import hypot
 
 import pytest
+from small_graphs import kernels
 from small_traces import call, kernel, op, row, trace
 
 import daydream
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream.collect.recording_cost import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.predict.basis import recording_share
 from daydream.predict.interval import ANOTHER_RUN, HIDDEN_CPU, RECORDING_ERROR
@@ -35,7 +36,7 @@ def busy(**metadata):
 
 def faster(factor):
     def scale(graph):
-        graph.select(kind="kernel").scale(factor)
+        kernels(graph).scale(factor)
 
     return scale
 

@@ -54,18 +54,6 @@ def test_steps_of_other_work_may_take_other_times():
     assert daydream.replay(recorded(100, 400, 100, unprofiled=250)).unrest is not None
 
 
-def test_what_to_do_is_said_for_those_who_can_do_it():
-    collected = unrest(recorded(100, 200, 300, threads=8), None)
-    imported = recorded(100, 200, 300)
-    del imported.metadata["collected"]
-
-    assert "OMP_NUM_THREADS" in collected
-    assert "(torch had 8 threads)" in collected
-    assert "--warmup" in collected
-    assert "what the trace shows of the cause" in unrest(imported, None)
-    assert "OMP_NUM_THREADS" not in unrest(imported, None)
-
-
 def test_frames_of_python_are_no_sign_as_their_cost_is_not_taken_out():
     seen = recorded(200, 200, 200, unprofiled=100)
     assert unrest(seen, 200_000) is not None

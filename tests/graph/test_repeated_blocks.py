@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from daydream.optimizations._layers import add_layers, remove_layers
+from small_graphs import put
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate
@@ -19,14 +20,12 @@ def model(*modules, calls="", backward=False):
     """
     graph = Graph()
     for path in calls.split():
-        graph.insert("call", kind="cpu", lane="main", duration_ns=0, phase="forward", layer=path, step=0)
+        put(graph, "call", "main", 0, phase="forward", layer=path, step=0)
     pairs = [(one, "aten::linear") if isinstance(one, str) else one for one in modules]
     work = [("forward", 10, pairs), ("backward", 20, pairs[::-1] if backward else [])]
     for phase, ns, some in work:
         for path, operator in some:
-            graph.insert(
-                "work", kind="cpu", lane="main", duration_ns=ns, phase=phase, layer=path, op=operator, step=0
-            )
+            put(graph, "work", "main", ns, phase=phase, layer=path, op=operator, step=0)
     return graph
 
 

@@ -2,14 +2,9 @@
 
 import numpy as np
 import pytest
-from small_graphs import kernels, lane, launched, starts, thread, with_sync
+from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread, with_sync
 
 from daydream import GraphError, NoMatchError, NotApplicableError, simulate
-
-
-def named(graph, *names):
-    return graph.select(name=tuple(f"^{name}$" for name in names))
-
 
 # -- groups ------------------------------------------------------------------------------------------
 
@@ -23,10 +18,10 @@ def test_groups_come_in_the_order_of_their_first_tasks():
     assert [each.name.tolist() for each in groups] == [["a", "c"], ["b"]]
     assert groups.sizes.tolist() == [2, 1]
     assert groups.total("duration_ns").tolist() == [25, 10]
-    assert groups.first().name.tolist() == ["a", "b"]
-    assert groups.last().name.tolist() == ["c", "b"]
-    assert groups.tasks.name.tolist() == ["a", "b", "c"]
-    assert groups["down"].name.tolist() == ["b"]
+    assert names(groups.first()) == "a, b"
+    assert names(groups.last()) == "c, b"
+    assert names(groups.tasks) == "a, b, c"
+    assert names(groups["down"]) == "b"
     assert {key: len(each) for key, each in groups.items()} == {"up": 2, "down": 1}
     assert groups.where(groups.sizes > 1).keys == ["up"]
     assert groups.where(lambda each: each.total("duration_ns") < 20).total("duration_ns").tolist() == [10]
@@ -75,7 +70,7 @@ def test_each_group_is_fused_into_its_first_task():
     kernels(graph).set(step=[0, 0, 0, 1])
     fused = kernels(graph).group_by("step").fuse("f", op="aten::fused")
 
-    assert lane(graph, "thread 1") == ["begin", "launch a", "launch d"]
+    assert lane(graph, "thread 1") == "begin, launch a, launch d"
     assert fused.duration_ns.tolist() == [35, 7]
     assert fused.op.tolist() == ["aten::fused", "aten::fused"]
     assert simulate(graph).makespan_ns == 4 + 35 + 1 + 7
@@ -89,17 +84,15 @@ def test_one_call_launches_the_work_of_a_group():
     graph = launched("a 3, b 3, c 3")
     calls = kernels(graph).group_by("kind").share_launch("cudaGraphLaunch")
 
-    assert lane(graph, "thread 1") == ["begin", "cudaGraphLaunch"]
-    assert calls.name.tolist() == ["cudaGraphLaunch"]
-    assert starts(graph) == {"begin": 0, "cudaGraphLaunch": 0, "a": 4, "b": 8, "c": 12}
+    assert lane(graph, "thread 1") == "begin, cudaGraphLaunch"
+    assert names(calls) == "cudaGraphLaunch"
+    assert starts(graph) == at("begin 0, cudaGraphLaunch 0, a 4, b 8, c 12")
     assert graph.lint() == []
 
 
 def test_a_sync_between_the_launches_waits_for_the_whole_graph():
     graph = launched("a 3, b 3")
-    sync = graph.insert(
-        "sync", kind="cpu", lane="thread 1", duration_ns=1, after=[graph.select(name="launch a")]
-    )
+    sync = put(graph, "sync", "thread 1", 1, after=[graph.select(name="launch a")])
     graph.syncs.add(task=sync.ids, lane=-1, point=sync.ids, latency_ns=0)
     assert starts(graph)["sync"] == 4 + 3
     kernels(graph).group_by("kind").share_launch()
@@ -113,7 +106,7 @@ def test_the_parts_of_a_task_add_up_and_keep_its_gap_behind_the_last():
     graph = launched("a 20, b 10")
     parts = named(graph, "a").split(3)
 
-    assert parts.name.tolist() == ["a", "a", "a"]
+    assert names(parts) == "a, a, a"
     assert parts.duration_ns.tolist() == [7, 7, 6]
     assert parts.gap_ns.tolist() == [0, 0, 1]
     assert len(np.unique(parts.launch)) == 1
@@ -127,17 +120,17 @@ def test_parts_can_bring_their_own_launches():
     graph.facts.startup_ns = 2
     named(graph, "a").split(2, launched=True)
 
-    assert lane(graph, "thread 1") == ["begin", "launch a", "launch", "launch b"]
+    assert lane(graph, "thread 1") == "begin, launch a, launch, launch b"
     assert starts(graph)["b"] == 4 + 10 + 2 + 10 + 1
 
 
 def test_what_follows_a_task_follows_its_last_part():
     #  thread 1  |a 5|a 5|b|     link  |x| from 10
     graph = thread("a 10 +3, b 5")
-    graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0])
+    put(graph, "x", "link", 9, after=[0])
     graph.select(name="a").split(2)
 
-    assert starts(graph) == {"a": 5, "b": 13, "x": 10}
+    assert starts(graph) == at("a 5, b 13, x 10")
 
 
 @pytest.mark.parametrize("parts", [0, 1.5, "2"])
@@ -154,7 +147,7 @@ def test_a_moved_task_keeps_its_place_among_its_causes():
     graph = launched("a 20, b 10, c 20")
     named(graph, "b").move("copies")
 
-    assert lane(graph, "copies") == ["b"]
+    assert lane(graph, "copies") == "b"
     assert starts(graph) | {"begin": 0} == {
         "begin": 0, "launch a": 0, "launch b": 6, "launch c": 12, "a": 4, "b": 24, "c": 34,
     }  # fmt: skip
@@ -195,11 +188,8 @@ def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
 def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
     #  stream 7  |a 20|  record   stream 8 waits, then |k 5|: a moves to copies, k still follows it
     graph = launched("a 20")
-    record, wait = (
-        int(graph.insert(name, kind="cpu", lane="thread 1", duration_ns=1).ids[0])
-        for name in ("record", "wait")
-    )
-    graph.insert("k", kind="kernel", lane="stream 8", duration_ns=5, launch_after=wait)
+    record, wait = (int(put(graph, name, "thread 1", 1).ids[0]) for name in ("record", "wait"))
+    put(graph, "k", "stream 8", 5, launch_after=wait)
     source, target = graph.lane_id("stream 7"), graph.lane_id("stream 8")
     graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
     assert starts(graph)["k"] == 24
@@ -213,10 +203,10 @@ def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
 def test_a_call_that_stops_waiting_keeps_its_own_cost():
     graph = launched("a 20")
     with_sync(graph)
-    graph.insert("next", kind="cpu", lane="thread 1", duration_ns=1)
+    put(graph, "next", "thread 1", 1)
     assert starts(graph)["next"] == 24 + 3
     calls = graph.select(kind="cpu").waiting()
-    assert calls.name.tolist() == ["sync"]
+    assert names(calls) == "sync"
     calls.stop_waiting()
 
     assert starts(graph)["next"] == 6 + 3
@@ -227,7 +217,7 @@ def test_a_call_that_stops_waiting_keeps_its_own_cost():
 
 def test_links_can_be_dropped():
     graph = thread("a 5, b 5")
-    graph.insert("x", kind="collective", lane="link", duration_ns=9)
+    put(graph, "x", "link", 9)
     graph.link(graph.select(name="b"), graph.select(name="x"))
     assert starts(graph)["x"] == 10
     graph.unlink(graph.select(name="b"), graph.select(name="x"))
@@ -245,11 +235,11 @@ def test_work_is_done_again_with_its_launches_and_waits():
     #  thread 1  |begin|launch a 6|sync 3| (24) ... again |launch a 6|sync 3|end|
     graph = launched("a 20")
     with_sync(graph)
-    graph.insert("end", kind="cpu", lane="thread 1", duration_ns=1)
+    put(graph, "end", "thread 1", 1)
     again = graph.select(name=("launch a", "^a$", "sync")).repeat(2)
 
-    assert lane(graph, "thread 1") == ["begin", *["launch a", "sync"] * 3, "end"]
-    assert lane(graph, "stream 7") == ["a", "a", "a"]
+    assert lane(graph, "thread 1") == "begin" + 3 * ", launch a, sync" + ", end"
+    assert lane(graph, "stream 7") == "a, a, a"
     assert graph.column("repeat", again.ids).tolist() == [1, 1, 1, 2, 2, 2]
     # a starts 4 after its launch, the sync ends 3 after it: 27 for each
     assert starts(graph)["end"] == 3 * (4 + 20 + 3)
@@ -260,8 +250,8 @@ def test_every_group_is_repeated_behind_itself():
     graph = launched("a 20, b 20")
     kernels(graph).group_by("name").repeat()
 
-    assert lane(graph, "thread 1") == ["begin", "launch a", "launch a", "launch b", "launch b"]
-    assert lane(graph, "stream 7") == ["a", "a", "b", "b"]
+    assert lane(graph, "thread 1") == "begin, launch a, launch a, launch b, launch b"
+    assert lane(graph, "stream 7") == "a, a, b, b"
 
 
 def test_work_is_done_again_before_other_work_on_its_thread():
@@ -270,9 +260,9 @@ def test_work_is_done_again_before_other_work_on_its_thread():
     graph.select(name="launch b").move("thread 2")
     named(graph, "a").repeat(before=named(graph, "b"))
 
-    assert lane(graph, "thread 1") == ["begin", "launch a"]
-    assert lane(graph, "thread 2") == ["launch a", "launch b"]
-    assert lane(graph, "stream 7") == ["a", "a", "b"]
+    assert lane(graph, "thread 1") == "begin, launch a"
+    assert lane(graph, "thread 2") == "launch a, launch b"
+    assert lane(graph, "stream 7") == "a, a, b"
     assert starts(graph)["b"] == 4 + 20 + 1 + 20 + 1
 
 
@@ -284,7 +274,7 @@ def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhe
     x, y = named(graph, "x", "y").ids
     parts.group_by("layer").repeat(before=graph.tasks(np.array([y, x])))
 
-    assert lane(graph, "thread 1") == ["begin", *["launch a"] * 2, "launch x", "launch a", "launch y"]
+    assert lane(graph, "thread 1") == "begin, launch a, launch a, launch x, launch a, launch y"
     layers = graph.select(lane="stream 7").layer.tolist()
     assert layers == ["up", "down", "down", None, "up", None]
     assert graph.lint() == []
@@ -292,7 +282,7 @@ def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhe
 
 def test_links_among_repeated_tasks_are_repeated():
     graph = thread("a 5, b 5")
-    graph.insert("x", kind="collective", lane="link", duration_ns=9, after=[0], before=[1])
+    put(graph, "x", "link", 9, after=[0], before=[1])
     assert starts(graph)["b"] == 14
     graph.select().repeat()
 
@@ -303,7 +293,7 @@ def test_links_among_repeated_tasks_are_repeated():
 def test_what_may_be_a_wait_may_be_one_in_each_repetition():
     #  thread 1  |a 5|pause 7|a 5|pause 7|      thread 2  |long 20 ...|   the pause may be a wait for long
     graph = thread("a 5, pause 7")
-    graph.insert("long", kind="cpu", lane="thread 2", duration_ns=20)
+    put(graph, "long", "thread 2", 20)
     graph.write("doubt", np.array([1]), 1.0)
     graph.doubtful.add(src=2, dst=1)
     graph.select().repeat()
@@ -331,7 +321,7 @@ def test_what_the_work_is_can_be_set():
     both = kernels(graph)
     both.set(name=["x", "y"], kind="memset", phase="optimizer", layer=["l", None], dtype="float16", bytes=8)
 
-    assert both.name.tolist() == ["x", "y"]
+    assert names(both) == "x, y"
     assert both.kind.tolist() == ["memset", "memset"]
     assert both.phase.tolist() == ["optimizer", "optimizer"]
     assert both.layer.tolist() == ["l", None]
@@ -359,9 +349,9 @@ def test_a_query_is_a_pandas_expression_on_columns():
     graph = launched("a 20, b 10")
     kernels(graph).set(phase=["forward", "backward"])
 
-    assert graph.select().query("duration_ns > 5 and phase == 'backward'").name.tolist() == ["b"]
-    assert graph.select().query("duration_ns >= @least", least=20).name.tolist() == ["a"]
-    assert graph.select().query("kind == 'kernel'").query("name.str.startswith('b')").name.tolist() == ["b"]
+    assert names(graph.select().query("duration_ns > 5 and phase == 'backward'")) == "b"
+    assert names(graph.select().query("duration_ns >= @least", least=20)) == "a"
+    assert names(graph.select().query("kind == 'kernel'").query("name.str.startswith('b')")) == "b"
     for wrong in ("durations > 5", "duration_ns >", "duration_ns"):
         with pytest.raises(GraphError, match="duration"):
             graph.select().query(wrong)

@@ -2,6 +2,7 @@
 
 import pytest
 from rule_traces import blocked, full_queue_trace, long_launch_trace
+from small_graphs import kernels, named
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import build, simulate
@@ -49,7 +50,7 @@ def test_a_call_may_find_the_queue_full_a_place_early(late):
 
     # The event's place is not kept: the CPU replays ahead by a kernel of 10 less its own call of 1.
     assert starts(graph)["k"] == ends[-1] - 10 - 9
-    graph.select(name="^k$").scale(0.1)  # nothing waits for a place any more: calls and pauses of the CPU
+    named(graph, "k").scale(0.1)  # nothing waits for a place any more: calls and pauses of the CPU
     assert starts(graph)["k"] == 400 + 3 + late + (ends[400] - 12 - ends[200]) + 19 * 10 + 2
 
 
@@ -101,7 +102,7 @@ def test_a_pageable_copy_blocks_its_call_until_it_is_done():
     )
     assert starts(graph)["after"] == 124
 
-    graph.select(kind="kernel").scale(0.5)
+    kernels(graph).scale(0.5)
     assert starts(graph)["after"] == 60 + 1 + 9 + 4
 
 
@@ -129,7 +130,7 @@ def two_streams(sync):
 
 def test_a_stream_synchronize_waits_for_the_stream_that_time_allows():
     graph = two_streams([call("cudaStreamSynchronize", 15, 70, 9)])
-    graph.select(name="^a$").scale(0.5)  # b was launched last, but had not ended when the call returned
+    named(graph, "a").scale(0.5)  # b was launched last, but had not ended when the call returned
 
     assert starts(graph)["after"] == 10 + 25 + 10
 
@@ -139,7 +140,7 @@ def test_a_stream_synchronize_waits_for_the_stream_the_device_recorded():
     graph = build(
         trace(launched("a", 0, 10, 310), launched("b", 5, 20, 300, stream=8), sync, op("after", 320, 325))
     )
-    graph.select(name="^a$").scale(0.1)
+    named(graph, "a").scale(0.1)
 
     assert starts(graph)["after"] == 10 + 30 + 10  # not b's 300
 
@@ -154,9 +155,9 @@ def test_an_event_synchronize_waits_for_the_work_before_the_record():
         )
     )  # fmt: skip
     assert starts(graph)["after"] == 66
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     assert starts(graph)["after"] == 10 + 25 + 6
-    graph.select(name="^b$").scale(9)
+    named(graph, "b").scale(9)
     assert starts(graph)["after"] == 10 + 25 + 6
 
 

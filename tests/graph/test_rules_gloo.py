@@ -1,11 +1,10 @@
 """Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from small_graphs import named
 from small_traces import kernel, note, op, trace
 
 import daydream
@@ -84,7 +83,7 @@ def test_waiting_for_the_other_rank_is_no_transfer():
     assert problems(graph) == []
     assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
     assert [len(rows) for rows in match_collectives(job()).rows] == [2] * 4
-    assert len(graph.select(name="^arrival$")) == 8
+    assert len(named(graph, "arrival")) == 8
     assert len(graph.select(name="wait for collective")) == 8
 
 
@@ -158,7 +157,7 @@ def test_a_call_of_another_name_is_the_one_before():
 def test_one_rank_keeps_its_waiting_as_recorded():
     graph = build(job(ranks=(0,), work=(100,)))
 
-    assert len(graph.select(name="^arrival$")) == 0
+    assert len(named(graph, "arrival")) == 0
     assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
     assert settle(graph).step_ns == step_of(job(ranks=(0,), work=(100,)))
 
@@ -173,7 +172,7 @@ def test_members_at_other_times_are_not_one_collective():
     graph = build(recorded)
 
     assert len(match_collectives(recorded)) == 0
-    assert len(graph.select(name="^arrival$")) == 0
+    assert len(named(graph, "arrival")) == 0
     assert any("simulated by itself" in remark for remark in graph.facts.notes)
 
 

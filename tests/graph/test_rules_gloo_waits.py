@@ -1,7 +1,5 @@
 """Where ranks on gloo wait, told from what happened in a few noisy steps. Times in microseconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -2,6 +2,7 @@
 
 import pytest
 from daydream.optimizations._communication import waited_for_others_ns, waiting_words
+from small_graphs import named
 from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
 
 from daydream import build, simulate
@@ -32,7 +33,7 @@ def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
         call("cudaDeviceSynchronize", 30, 92, rank=0),
     ]
     graph = build(trace(rows, launched("a", 0, 10, 70, rank=1), member(1, 71, 91)))
-    hubs = graph.select(name="^last arrival$")
+    hubs = named(graph, "last arrival")
     assert waited_for_others_ns(graph, hubs) == {0: 50_000, 1: 0}
     assert "rank 0 0.05 ms, rank 1 0.00 ms" in waiting_words(graph, hubs)
 
@@ -97,7 +98,7 @@ def transfers(graph):
 
 
 def slow_work(graph):
-    return graph.select(name="^a$").where(lambda tasks: tasks.rank == 1)
+    return named(graph, "a").where(lambda tasks: tasks.rank == 1)
 
 
 def test_all_transfer_for_as_long_as_the_last_to_arrive():
@@ -184,7 +185,7 @@ def test_work_behind_a_collective_follows_its_end():
         member(1, 71, 91),
     ]  # fmt: skip
     graph = build(trace(rows))
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     assert starts(graph)["b"] == 41 + 20 + 1
 
 

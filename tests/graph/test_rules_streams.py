@@ -2,6 +2,7 @@
 
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
+from small_graphs import kernels, named, names
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import build
@@ -14,7 +15,7 @@ def test_work_behind_a_wait_follows_the_work_before_the_record():
     assert graph.facts.event_waits == {"recorded": 0, "inferred": 10, "unresolved": 0}
     assert starts(graph)["b"] == 3_600 + 212
 
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
@@ -28,7 +29,7 @@ def test_a_recorded_wait_names_its_record():
     graph = build(waiting_trace(rows))
     assert graph.facts.event_waits == {"recorded": 10, "inferred": 0, "unresolved": 0}
 
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
@@ -55,19 +56,19 @@ def test_waits_of_known_streams_for_unknown_events_follow_the_open_work():
     graph = build(trace(side_rows(named=True)))
     assert graph.facts.event_waits == {"recorded": 0, "inferred": 4, "unresolved": 0}
 
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     began = starts(graph)
     assert (began["b"], began["c"], began["d"]) == (62, 62, 182)
 
-    graph.select(name="^c$").scale(0.1)  # 11.8: b is now the later of the two
+    named(graph, "c").scale(0.1)  # 11.8: b is now the later of the two
     assert starts(graph)["d"] == 62 + 30 + 2
 
 
 def test_where_collectives_run_a_known_stream_does_not_tell_what_is_waited_for():
     reduce = launched("reduce", 1_000, 1_010, 1_020, stream=40, kind="collective")
-    named = build(trace(side_rows(named=True), reduce))
+    told = build(trace(side_rows(named=True), reduce))
     plain = build(trace(side_rows(named=False), reduce))
-    assert named.facts.event_waits == plain.facts.event_waits
+    assert told.facts.event_waits == plain.facts.event_waits
 
 
 def test_a_wait_that_the_times_contradict_is_not_drawn():
@@ -152,8 +153,8 @@ def test_a_librarys_own_wait_orders_nothing():
 def test_the_nodes_of_a_graph_launch_share_its_call():
     graph = build(graph_trace(("a", 10, 20, 7), ("b", 21, 31, 7)))
 
-    assert graph.select(kind="kernel").launches().name.tolist() == ["cudaGraphLaunch"]
-    graph.select(name="^a$").remove()
+    assert names(kernels(graph).launches()) == "cudaGraphLaunch"
+    named(graph, "a").remove()
     assert len(graph.select(kind="cpu")) == 1
 
 
@@ -170,7 +171,7 @@ def test_a_hole_between_nodes_is_untraced_work_and_not_idle_time():
 
 def test_a_short_pause_between_nodes_is_their_start_up():
     graph = build(graph_trace(("a", 10, 20, 7), ("b", 22, 32, 7)))
-    assert len(graph.select(kind="kernel")) == 2
+    assert len(kernels(graph)) == 2
 
     graph.select(on="gpu").scale(0.5)
     assert total(graph) == 10 + 5 + 2 + 5
@@ -189,16 +190,16 @@ def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
     #  stream 7  |a 2 to 12|b 14 to 24|c 40 to 50|d, launched at 20: 52 to 62|: the CPU had run ahead
     queued = [kernel("a", 2, 12, 90), kernel("b", 14, 24, 91), kernel("c", 40, 50, 92)]
     graph = build(trace(queued, launched("d", 20, 52, 62)))
-    assert graph.select(kind="kernel").release_ns.tolist() == [2_000, 0, 0, 0]
+    assert kernels(graph).release_ns.tolist() == [2_000, 0, 0, 0]
     assert total(graph) == 62
-    graph.select(name="^a$").scale(0)
+    named(graph, "a").scale(0)
     assert starts(graph)["c"] == 30
 
 
 def test_work_behind_an_idle_device_begins_when_the_cpu_comes_to_it_though_its_call_was_not_recorded():
     rows = launched("a", 0, 10, 20), kernel("b", 130, 140, 9), launched("c", 120, 141, 150)
     graph = build(trace(rows))
-    graph.select(name="^a$").scale(0)
+    named(graph, "a").scale(0)
     assert starts(graph)["b"] == 130
 
 
@@ -207,7 +208,7 @@ def test_work_of_a_call_that_was_not_recorded_is_launched_by_the_operator_that_m
     #  stream 7      |a 10 to 20|            |b 31 to 34|             |c 50 to 60|
     rows = [op("relu", 5, 22), op("mm", 22, 34), kernel("b", 31, 34, 9)]
     graph = build(trace(launched("a", 0, 10, 20), rows, launched("c", 40, 50, 60)))
-    graph.select(name="^relu$").scale(0)
+    named(graph, "relu").scale(0)
     assert starts(graph)["b"] == 20 + 1  # 17 earlier, were its stream free then
 
 
@@ -223,7 +224,7 @@ def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():
     assert total(graph) == 4 * 400 + 3 * 2
     assert graph.facts.unexplained == 0  # the device was never idle
 
-    graph.select(kind="kernel").scale(0)
+    kernels(graph).scale(0)
     # Each b still comes 203 us behind the end of an a, but no longer 392 us behind the b before it.
     assert starts(graph)["b"] == pytest.approx(205 + 2 * 2, abs=2)
 
@@ -242,8 +243,8 @@ def test_without_launches_work_is_held_only_until_its_device_has_finished_someth
     #  stream 7  |a 0 to 100|   stream 8  |b 50 to 90|   stream 9  |c 95 to 99|
     rows = [kernel("a", 0, 100), kernel("b", 50, 90, stream=8), kernel("c", 95, 99, stream=9)]
     graph = build(trace(rows))
-    assert graph.select(kind="kernel").release_ns.tolist() == [0, 50_000, 0]
-    graph.select(name="^b$").scale(0.5)
+    assert kernels(graph).release_ns.tolist() == [0, 50_000, 0]
+    named(graph, "b").scale(0.5)
     assert starts(graph)["c"] == 75
 
 
@@ -254,7 +255,7 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
     graph = build(ranks_trace(skew=500))
 
     assert any("clocks are not aligned" in note for note in graph.facts.notes)
-    assert (graph.select(name="^reduce$").duration_ns / 1000).tolist() == [70, 520]
+    assert (named(graph, "reduce").duration_ns / 1000).tolist() == [70, 520]
 
 
 def test_ranks_that_run_different_collectives_are_left_apart_and_it_is_said():

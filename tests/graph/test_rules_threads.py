@@ -1,12 +1,11 @@
 """Thread order and stream order: what becomes a task, and that no time is lost."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
+from small_graphs import kernels, named, names
 from small_traces import call, kernel, launched, note, op, row, starts, trace
 
 import daydream
@@ -42,14 +41,14 @@ def late_thread():
 
 def test_a_thread_begins_when_it_was_recorded_to_without_its_first_task():
     graph = late_thread()
-    graph.select(name="^b$").remove()
+    named(graph, "b").remove()
 
     assert starts(graph)["c"] == 50
 
 
 def test_a_thread_begins_when_it_was_recorded_to_with_another_task_before_its_first():
     graph = late_thread()
-    graph.insert_before(graph.select(name="^b$"), "more", duration_ns=5_000)
+    graph.insert_before(named(graph, "b"), "more", duration_ns=5_000)
 
     assert [starts(graph)[name] for name in ("more", "b", "c")] == [50, 55, 65]
 
@@ -111,9 +110,9 @@ def test_a_stream_runs_in_the_order_of_the_launches():
         trace(launched("a", 0, 20, 30), launched("b", 5, 40, 50), launched("c", 10, 15, 18, stream=8))
     )
 
-    assert graph.select(lane="stream 7").name.tolist() == ["a", "b"]
-    assert graph.select(lane="stream 8").name.tolist() == ["c"]
-    assert graph.select(kind="kernel").launches().name.tolist() == ["cudaLaunchKernel"] * 3
+    assert names(graph.select(lane="stream 7")) == "a, b"
+    assert names(graph.select(lane="stream 8")) == "c"
+    assert kernels(graph).launches().name.tolist() == ["cudaLaunchKernel"] * 3
 
 
 def test_several_devices_and_ranks_are_told_apart():

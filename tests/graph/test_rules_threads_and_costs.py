@@ -2,6 +2,7 @@
 
 import pytest
 from rule_traces import backward_trace, latency_trace
+from small_graphs import kernels, named
 from small_traces import call, launched, op, starts, total, trace
 
 from daydream import GraphError, build, simulate
@@ -28,7 +29,7 @@ def test_the_caller_waits_for_the_thread_it_woke():
 
 def test_the_woken_thread_waits_for_the_caller():
     graph = build(backward_trace(2))
-    graph.select(name="^forward$").scale(3)
+    named(graph, "forward").scale(3)
 
     #  each forward takes 20 longer, and all behind it comes later
     assert total(graph) == 150 + 20 + 20
@@ -98,7 +99,7 @@ def test_each_task_keeps_the_latency_it_was_recorded_with():
 def test_without_that_rule_each_task_has_the_typical_latency():
     graph = build(latency_trace(), without=["latencies"])
 
-    assert (graph.select(kind="kernel").latency_ns / 1000).tolist() == [8.5] * 8
+    assert (kernels(graph).latency_ns / 1000).tolist() == [8.5] * 8
     timeline = simulate(graph)
     assert (timeline.start_ns != graph.measured_start_ns[timeline.task]).any()
 

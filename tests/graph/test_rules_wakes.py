@@ -1,9 +1,8 @@
 """Wake-ups between threads that run side by side, and the driver's lock between them."""
 
-from __future__ import annotations
-
 import pytest
 from shared import shared_trace
+from small_graphs import named
 from small_traces import PID, Row, call, kernel, launched, note, op, row, starts, trace
 
 import daydream
@@ -32,7 +31,7 @@ def loader_trace(*more, decode_after=80, copy_after=20, uneven=50):
 
 def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
     graph = build(loader_trace())
-    graph.select(name="^main$").scale(0)
+    named(graph, "main").scale(0)
 
     #  the last main begins 5 x 2,000 less 300 + 350 + 400 + 300 + 350 of work
     assert starts(graph)["main"] == 10_000 - 1_700
@@ -42,7 +41,7 @@ def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
 
 def test_a_change_of_one_thread_reaches_those_behind_it_and_no_other():
     graph = build(loader_trace())
-    graph.select(name="^decode$").scale(0.5)
+    named(graph, "decode").scale(0.5)
 
     assert starts(graph)["main"] == 10_000
     assert starts(graph)["copy"] == 10_000 + 400 + 80 + 100 + 20
@@ -50,7 +49,7 @@ def test_a_change_of_one_thread_reaches_those_behind_it_and_no_other():
 
 def test_without_the_rule_idle_time_is_kept():
     graph = build(loader_trace(), without=["wakes"])
-    graph.select(name="^main$").scale(0)
+    named(graph, "main").scale(0)
 
     assert starts(graph)["decode"] == 10_000 + 400 + 80
 
@@ -64,7 +63,7 @@ def test_a_pause_that_may_be_a_wait_is_released_behind_what_ended_in_it():
     ]
     graph = build(trace(rows), without=["handoff", "wakes"])
     assert starts(graph.released())["work"] == 1_420
-    graph.select(name="^a$").scale(0)
+    named(graph, "a").scale(0)
 
     assert [starts(each)["work"] for each in (graph, graph.released())] == [1_420, 3 * 200 + 20]
 
@@ -76,7 +75,7 @@ def test_a_thread_can_be_woken_at_the_beginning_of_a_task():
         rows += [op("main", at, at + 900), op("decode", at + 10, at + 110, tid=2)]
     graph = build(trace(rows))
     assert graph.links["from_start"].all()
-    graph.select(name="^main$").scale(2)
+    named(graph, "main").scale(2)
 
     #  of the last main, which 5 x 900 more work put off; its own end counts for nothing
     assert starts(graph)["main"] == 10_200 + 4_500
@@ -136,7 +135,7 @@ def test_a_call_that_needs_the_driver_returns_behind_the_one_that_holds_it():
     assert (graph.links["cause"] == Cause.LOCK).tolist() == [True, True]
     assert starts(graph)["next"] == 3_060
 
-    graph.select(name="^k$").scale(0.5)
+    named(graph, "k").scale(0.5)
     #  k ends at 505, the small copy at 507, its call returns at 515 and the next
     #  begins 990 later; again 515, and then 50
     assert starts(graph)["next"] == 515 + 990 + 515 + 50
@@ -172,7 +171,7 @@ def spinning_trace(*, longer=500, steps=()):
 
 def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
     graph = build(spinning_trace())
-    graph.select(name="^k$").scale(0.5)
+    named(graph, "k").scale(0.5)
 
     #  of 2,500, 3,000, 3,500 and 4,000 less 70 of spinning, half is saved
     assert starts(graph)["empty"] == 34_000 - (2_430 + 2_930 + 3_430 + 3_930) / 2
@@ -181,7 +180,7 @@ def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
 def test_cpu_time_that_always_lasts_as_long_is_kept_and_doubted():
     graph = build(spinning_trace(longer=0))
     assert doubtful_ns(graph) == 4 * [2_495_000]
-    graph.select(name="^k$").scale(0.5)
+    named(graph, "k").scale(0.5)
 
     assert starts(graph)["empty"] == 32_500
 
@@ -217,7 +216,7 @@ def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
     assert slower.released().duration_ns.tolist() == slower.duration_ns.tolist()
     slower.select(name="Launch").set(gap_ns=5)  # given, not recorded
     assert not doubtful_ns(slower)
-    graph.select(name="^k$").scale(0.5)
+    named(graph, "k").scale(0.5)
 
     assert starts(graph)["k"] == 7_010
     assert starts(graph.released())["k"] == 7 * (495 + 1) + 10  # launched ahead, 1 us between kernels
@@ -235,7 +234,7 @@ def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
 def test_how_long_a_thread_ran_tells_what_its_pauses_are(kernel_us, ran_us, doubtful, last):
     graph = build(pausing_trace(kernel_us=kernel_us, ran_us=ran_us))
     assert len(doubtful_ns(graph)) == doubtful
-    graph.select(name="^k$").scale(0)
+    named(graph, "k").scale(0)
     graph.select(kind="cpu").scale(0.5, gaps=True)
 
     assert starts(graph)["k"] == pytest.approx(last, abs=0.1)
@@ -264,13 +263,13 @@ def test_a_kernel_that_found_the_device_full_begins_as_the_one_before_it_ends():
     assert graph.facts.unexplained == 0
     assert starts(graph)["b"] == 15_490
 
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
     assert starts(graph)["b"] == 15_010 + 250 - 20
 
 
 def test_late_starts_that_nothing_ends_with_keep_their_delay():
     graph = build(full_device_trace(20, 250, 330, 140))
-    graph.select(name="^a$").scale(0.5)
+    named(graph, "a").scale(0.5)
 
     assert starts(graph)["b"] == 15_000 + 370
     # Other work ran all through it, so it may have been a wait for that: launched at 6, latency 10.
@@ -326,7 +325,7 @@ def test_two_waits_in_one_range_are_each_cut_out_of_it():
         off(320, 620, 1),
     ]
     graph = build(trace(rows), without=["handoff", "wakes"])
-    graph.select(name="^range$").scale(0)
+    named(graph, "range").scale(0)
 
     assert starts(graph)["next"] == 620
     assert not doubtful_ns(graph)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from graph.jobs import job
 from machine.programs import multi_stream, queue_full
+from small_graphs import named
 from small_traces import launched, trace
 
 import daydream
@@ -37,7 +38,7 @@ def test_ranks_are_repeated_together_as_recorded():
 @pytest.mark.parametrize("factor", [0.5, 2, 4, 10])
 def test_a_changed_job_settles_to_what_a_longer_recording_would_show(changed, factor):
     graph = build(job(4))
-    graph.select(name="^k$").where(of_rank(changed)).scale(factor)
+    named(graph, "k").where(of_rank(changed)).scale(factor)
     gpu = [50, 50]
     gpu[changed] = round(50 * factor)
 

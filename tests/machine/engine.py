@@ -27,8 +27,6 @@ vary, a factor each scales the device work, the Python time and the sleep for it
 `period` batches the factors come again, so that the mean over as many steps is that of all.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import random
@@ -36,7 +34,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
-from pathlib import Path
 from typing import Any
 
 Body = Generator[bool, None, None]
@@ -111,17 +108,17 @@ class Task:
 class Stream:
     """What a stream has been given so far."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.launch_ends: list[int] = []  # one a launch, never decreasing
         self.last_end: int | None = None  # of the last task
         self.waits_until = 0  # the events the next task waits for
 
     @property
-    def complete(self) -> int:
+    def complete(self):
         """When everything given to the stream so far is done."""
         return max(self.last_end or 0, self.waits_until)
 
-    def free_slot(self, depth: int) -> int:
+    def free_slot(self, depth):
         """When the queue takes one more launch."""
         return self.launch_ends[-depth] if len(self.launch_ends) >= depth else 0
 
@@ -129,7 +126,7 @@ class Stream:
 class Thread:
     """A CPU thread: its clock, its open ranges, its own chance."""
 
-    def __init__(self, run: Run, name: str, order: int, body: Body | None = None) -> None:
+    def __init__(self, run, name, order, body=None):
         self.run, self.name, self.order = run, name, order
         self.body = body
         self.now = 0
@@ -138,31 +135,31 @@ class Thread:
         self.woken_by = ""
         self._random = random.Random(f"{run.machine.seed} {name}")
 
-    def jittered(self, ns: int) -> int:
+    def jittered(self, ns):
         sigma = self.run.machine.jitter
         return scaled(ns, self._random.lognormvariate(0.0, sigma)) if sigma else ns
 
-    def spend(self, ns: int) -> None:
+    def spend(self, ns):
         self.now += scaled(self.jittered(ns), self.run.cpu)
 
-    def varied(self, ns: int) -> int:
+    def varied(self, ns):
         """Return the time of work that depends on the batch."""
         machine = self.run.machine
         chance = random.Random(f"{machine.seed} batch {self.turn % machine.period}")
         return scaled(ns, 1 + machine.variation * chance.uniform(-1, 1)) if machine.variation else ns
 
-    def hand_off(self) -> int:
+    def hand_off(self):
         """Draw how long the thread takes to run again once it may; always as often, waiting or not."""
         span = self.run.machine.hand_off
         return round(self._random.uniform(*span)) if span else 0
 
-    def block(self, until: int, cause: str, waker: str | None = None, *, since: int | None = None) -> None:
+    def block(self, until, cause, waker=None, *, since=None):
         """Be off the CPU until a time."""
         began = self.now if since is None else since
         self.now = until
         self.run.blocked.append(Blocked(self.name, began, until, cause, waker))
 
-    def begin(self, category: str, name: str, args: dict[str, Any] | None = None) -> Row:
+    def begin(self, category, name, args=None):
         run = self.run
         row = Row(category, name, self.name, self.now, run.step, args=args or {})
         if category == "cuda_runtime":
@@ -174,13 +171,13 @@ class Thread:
         run.host.append(row)
         return row
 
-    def finish(self, row: Row) -> None:
+    def finish(self, row):
         row.end = self.now
         if row.category != "cuda_runtime":
             self.open.pop()
 
 
-def scaled(ns: int, factor: float) -> int:
+def scaled(ns, factor):
     return math.floor(ns * factor + 0.5)
 
 
@@ -211,14 +208,12 @@ class Machine:
     variation: float = 0.0  # of a batch's work, up and down, as a share
     period: int = 5  # batches
 
-    def run(
-        self, gpu: float = 1.0, cpu: float = 1.0, queue_depth: int | None = None, steps: int | None = None
-    ) -> Run:
+    def run(self, gpu=1.0, cpu=1.0, queue_depth=None, steps=None):
         """Run all steps; `gpu` scales the durations of device work, `cpu` every CPU cost."""
         return Run(self, gpu, cpu, queue_depth or self.queue_depth, steps or self.steps)
 
 
-def _serve_backward(thread: Thread) -> Body:
+def _serve_backward(thread):
     """What the autograd thread does: run the programs that are handed to it."""
     run = thread.run
     while True:
@@ -230,7 +225,7 @@ def _serve_backward(thread: Thread) -> Body:
 class Run:
     """What happened: the rows of the host and the device, and when each step was complete."""
 
-    def __init__(self, machine: Machine, gpu: float, cpu: float, queue_depth: int, steps: int) -> None:
+    def __init__(self, machine, gpu, cpu, queue_depth, steps):
         self.machine, self.gpu, self.cpu = machine, gpu, cpu
         self.queue_depth, self.costs = queue_depth, machine.costs
         self.host: list[Row] = []
@@ -251,7 +246,7 @@ class Run:
         self._ready: list[tuple[int, int, Thread]] = []
         self._execute_threads(steps)
 
-    def _execute_threads(self, steps: int) -> None:
+    def _execute_threads(self, steps):
         main, autograd = Thread(self, "main", 0), Thread(self, "autograd", 1)
         main.body, autograd.body = self._main(main, steps), _serve_backward(autograd)
         threads = [main, autograd]
@@ -270,10 +265,10 @@ class Run:
                 self._wake(thread)
         self.host = [row for row in self.host if row.end >= 0]
 
-    def _wake(self, thread: Thread) -> None:
+    def _wake(self, thread):
         heapq.heappush(self._ready, (thread.now, thread.order, thread))
 
-    def _main(self, thread: Thread, steps: int) -> Body:
+    def _main(self, thread, steps):
         for self.step in range(steps):
             self.step_starts.append(thread.now)
             thread.turn = self.step
@@ -283,7 +278,7 @@ class Run:
             thread.spend(self.costs.step_gap)
             yield READY
 
-    def put(self, thread: Thread, channel: str, item: Any) -> Body:
+    def put(self, thread, channel, item):
         """Put an item into a channel at the thread's time, and wake one thread that stands there."""
         yield READY
         self._channels[channel].append(item)
@@ -293,7 +288,7 @@ class Run:
             sleeper.woken_by = thread.name
             self._wake(sleeper)
 
-    def take(self, thread: Thread, channel: str) -> Generator[bool, None, Any]:
+    def take(self, thread, channel):
         """Return the next item of a channel, at once or when there is one plus the wake latency."""
         yield READY
         since, stood = thread.now, False
@@ -307,7 +302,7 @@ class Run:
             thread.block(thread.now + wake, "queue", thread.woken_by, since=since)
         return self._channels[channel].popleft()
 
-    def execute(self, number: int, tasks: Sequence[Task], thread: Thread, call: Row) -> int:
+    def execute(self, number, tasks, thread, call):
         """Give a launch to a stream at the thread's time, and return when its last task ends."""
         stream = self.streams[number]
         self.launch_starts[call.correlation] = thread.now
@@ -327,11 +322,11 @@ class Run:
         stream.launch_ends.append(start if stream.last_end is None else stream.last_end)
         return stream.launch_ends[-1]
 
-    def device_idle(self) -> int:
+    def device_idle(self):
         return max((stream.complete for stream in self.streams.values()), default=0)
 
     @property
-    def step_completions(self) -> list[int]:
+    def step_completions(self):
         """When the last CPU or device work launched in each step has ended."""
         ends = [0] * len(self.step_starts)
         for row in self.device:
@@ -341,23 +336,23 @@ class Run:
                 ends[row.step] = max(ends[row.step], row.end)
         return ends
 
-    def step_times(self, skip: int = 0) -> list[int]:
+    def step_times(self, skip=0):
         """Completion to completion; the first step has no predecessor and gives no number."""
         ends = self.step_completions[skip:]
         return [end - before for before, end in pairwise(ends)]
 
-    def steady_step_ns(self, last: int = 12) -> float:
+    def steady_step_ns(self, last=12):
         """The settled step time: the mean of the last steps."""
         ends = self.step_completions
         return (ends[-1] - ends[-1 - last]) / last
 
-    def kineto(self, first_step: int, last_step: int, **options: Any) -> dict[str, Any]:
+    def kineto(self, first_step, last_step, **options):
         """What a profiler window over these steps, both included, would give; see `kineto.py`."""
         from .kineto import kineto
 
         return kineto(self, first_step, last_step, **options)
 
-    def write(self, path: str | Path, first_step: int, last_step: int, **options: Any) -> Path:
+    def write(self, path, first_step, last_step, **options):
         """Write that document as .json or .json.gz."""
         from .kineto import write
 

@@ -3,9 +3,7 @@
 No device rows of synchronization are written for them, so what waits for what has to be inferred.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .engine import Instruction, Machine, Program
@@ -31,26 +29,26 @@ GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 Step = Callable[[int], list[Instruction]]
 
 
-def _matmul(us: float, stream: int = COMPUTE) -> Instruction:
+def _matmul(us, stream=COMPUTE):
     return op("aten::mm", 4_000, [launch(stream, GEMM, round(us * US))], 1_000)
 
 
-def _elementwise(us: float, stream: int = COMPUTE) -> Instruction:
+def _elementwise(us, stream=COMPUTE):
     return op("aten::mul", 4_000, [launch(stream, RELU, round(us * US))], 1_000)
 
 
-def _add(us: float) -> Instruction:
+def _add(us):
     return op("aten::add", 4_000, [launch(COMPUTE, ADD, round(us * US))], 1_000)
 
 
-def _machine(step: Step, depth: int = 1022) -> Machine:
+def _machine(step, depth=1022):
     return Machine(Program(step), queue_depth=depth, jitter=JITTER)
 
 
-def forks_and_joins() -> Machine:
+def forks_and_joins():
     """Ten times a step a side stream forks off the compute stream and joins it again."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         program = [python(10 * US)]
         for turn in range(10):
             program += [
@@ -63,27 +61,27 @@ def forks_and_joins() -> Machine:
     return _machine(step)
 
 
-def _beside(pairs: int, compute: int, side: Callable[[int], float]) -> list[Instruction]:
+def _beside(pairs, compute, side):
     program = [python(10 * US), record("fork", COMPUTE), wait(SIDE, "fork")]
     for turn in range(pairs):
         program += [_matmul(compute), _elementwise(side(turn), SIDE)]
     return [*program, record("join", SIDE), wait(COMPUTE, "join"), _add(10)]
 
 
-def joined_once() -> Machine:
+def joined_once():
     """A side stream runs beside the compute stream and joins it at the end of the step."""
     return _machine(lambda _: [*_beside(12, 40, lambda turn: 30 + 3 * turn), item()])
 
 
-def joined_with_full_queues() -> Machine:
+def joined_with_full_queues():
     """The same without a synchronize: both streams' launch queues, 16 deep, are full."""
     return _machine(lambda _: _beside(40, 40, lambda turn: 10 + 2 * (turn % 7)), depth=16)
 
 
-def odd_syncs() -> Machine:
+def odd_syncs():
     """Synchronizes before the first launch, twice in a row, of an idle stream, and on an old event."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         program = [stream_sync(COMPUTE), python(10 * US), device_sync(), device_sync()]
         after = {3: record("old", COMPUTE), 5: event_sync("old"), 6: stream_sync(11)}
         for turn in range(10):
@@ -93,20 +91,20 @@ def odd_syncs() -> Machine:
     return _machine(step)
 
 
-def throttled() -> Machine:
+def throttled():
     """Each step waits for the event at the end of the step before."""
 
-    def step(number: int) -> list[Instruction]:
+    def step(number):
         throttle = [event_sync(f"done{number - 1}")] if number else []
         return [python(10 * US), *throttle, *[_matmul(60)] * 20, record(f"done{number}", COMPUTE)]
 
     return _machine(step)
 
 
-def threads_take_turns() -> Machine:
+def threads_take_turns():
     """A second thread launches on the same stream while the main thread stands, and hands back."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         return [
             python(20 * US),
             *[_matmul(30)] * 8,
@@ -117,7 +115,7 @@ def threads_take_turns() -> Machine:
             item(),
         ]
 
-    def worker() -> Iterator[Instruction]:
+    def worker():
         while True:
             yield take("job")
             for _ in range(8):
@@ -127,17 +125,17 @@ def threads_take_turns() -> Machine:
     return Machine(Program(step, {"loader": worker}), jitter=JITTER)
 
 
-def data_parallel_threads() -> Machine:
+def data_parallel_threads():
     """A worker thread runs on a stream of its own, beside the main thread's."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         copy = op("aten::copy_", 3_000, [memcpy(COMPUTE, "htod_pinned", 20 * US, 1_000)], 900)
         return [
             python(20 * US), copy, record("in", COMPUTE), put("job"), *[_matmul(30)] * 12, take("done"),
             record("out", SIDE), wait(COMPUTE, "out"), _add(20), item(),
         ]  # fmt: skip
 
-    def worker() -> Iterator[Instruction]:
+    def worker():
         while True:
             yield take("job")
             yield wait(SIDE, "in")
@@ -148,14 +146,14 @@ def data_parallel_threads() -> Machine:
     return Machine(Program(step, {"loader": worker}), jitter=JITTER)
 
 
-def _prefetching(layers: int, matrix_us: int, copy_us: int, ahead: int) -> Machine:
+def _prefetching(layers, matrix_us, copy_us, ahead):
     net = Network(layers, matrix_us * US)
 
-    def fetch(number: int) -> list[Instruction]:
+    def fetch(number):
         copy = op("aten::to", 3_000, [memcpy(COPY, "htod_pinned", copy_us * US, 1 << 20)], 1_500)
         return [copy, record(f"copied{number % 3}", COPY)]
 
-    def step(number: int) -> list[Instruction]:
+    def step(number):
         first = [part for batch in range(ahead) for part in fetch(batch)] if number == 0 else []
         return [
             *first,
@@ -168,20 +166,20 @@ def _prefetching(layers: int, matrix_us: int, copy_us: int, ahead: int) -> Machi
     return _machine(step)
 
 
-def prefetch_ahead() -> Machine:
+def prefetch_ahead():
     """Batches are copied on a stream of their own, two steps ahead."""
     return _prefetching(10, 60, 900, ahead=2)
 
 
-def prefetch_bound() -> Machine:
+def prefetch_bound():
     """The copies take longer than the steps."""
     return _prefetching(6, 20, 2_500, ahead=1)
 
 
-def gathered_layers() -> Machine:
+def gathered_layers():
     """As in FSDP: each layer's parameters are gathered one layer ahead, beside the layer before."""
 
-    def gather(layer: int) -> Instruction:
+    def gather(layer):
         args: dict[str, Any] = {
             "Collective name": "_allgather_base",
             "In msg nelems": 1 << 20,
@@ -191,7 +189,7 @@ def gathered_layers() -> Machine:
             record(f"used{layer}", COMPUTE), launch(COLLECTIVE, GATHER, 150 * US, **args),
             record(f"gathered{layer}", COLLECTIVE)], 2_000)  # fmt: skip
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         program = [python(10 * US), record("start", COMPUTE), wait(COLLECTIVE, "start"), gather(0)]
         for layer in range(8):
             following = [gather(layer + 1)] if layer < 7 else []
@@ -206,20 +204,20 @@ def gathered_layers() -> Machine:
     return _machine(step)
 
 
-def freeing() -> Machine:
+def freeing():
     """A `cudaFree` at the end of each step finds the device busy; the queue is 16 deep."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         work = [_matmul(30 + 10 * (turn % 5)) for turn in range(40)]
         return [python(10 * US), *work, op("aten::empty", 2_000, [free()], 800)]
 
     return _machine(step, depth=16)
 
 
-def blocking_copies() -> Machine:
+def blocking_copies():
     """Copies from and to pageable memory, on two streams."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         there = op("aten::copy_", 3_000, [memcpy(COMPUTE, "htod_pageable", 120 * US, 1 << 20)], 900)
         back = op("aten::copy_", 3_000, [memcpy(SIDE, "dtoh_pageable", 50 * US, 1 << 20)], 900)
         return [there, *[_matmul(50)] * 10, back, *[_matmul(20)] * 10]
@@ -227,10 +225,10 @@ def blocking_copies() -> Machine:
     return _machine(step)
 
 
-def side_stream_synced() -> Machine:
+def side_stream_synced():
     """A stream synchronize of the stream that is done first."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         program = [python(10 * US), record("fork", COMPUTE), wait(SIDE, "fork")]
         for _ in range(10):
             program += [_elementwise(30, SIDE), _matmul(60)]
@@ -239,11 +237,11 @@ def side_stream_synced() -> Machine:
     return _machine(step)
 
 
-def two_graphs() -> Machine:
+def two_graphs():
     """Two graph launches and a plain kernel in every step."""
     nodes = [(GEMM, 15 * US)] * 40
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         return [
             python(60 * US), graph_launch(COMPUTE, nodes), python(25 * US), graph_launch(COMPUTE, nodes[:20]),
             _matmul(50), item(),
@@ -252,10 +250,10 @@ def two_graphs() -> Machine:
     return _machine(step)
 
 
-def items_in_a_loop() -> Machine:
+def items_in_a_loop():
     """`.item()` after every layer, as in a loop over gradient norms."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         return [
             part for turn in range(12) for part in (_matmul(10 + 9 * (turn % 5)), item(), python(15 * US))
         ]
@@ -263,10 +261,10 @@ def items_in_a_loop() -> Machine:
     return _machine(step)
 
 
-def one_long_kernel() -> Machine:
+def one_long_kernel():
     """A kernel of 3 ms and forty short ones behind it, in a queue 24 deep."""
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         short = op("aten::mul", 2_000, [launch(COMPUTE, RELU, 4 * US)], 500)
         return [op("aten::conv2d", 4_000, [launch(COMPUTE, GEMM, 3_000 * US)], 1_000), *[short] * 40]
 

@@ -4,12 +4,7 @@ Each function here returns an instruction, a function of the thread that runs it
 before it touches what other threads can see, so that all of them act in the order of time.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from .engine import READY, Body, Instruction, Row, Run, Task, Thread
+from .engine import READY, Task
 
 COPIES = {
     "dtoh_pageable": "Memcpy DtoH (Device -> Pageable)",
@@ -19,10 +14,10 @@ COPIES = {
 }
 
 
-def python(ns: int) -> Instruction:
+def python(ns):
     """Untraced CPU time."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         thread.spend(thread.varied(ns))
         return
         yield
@@ -30,10 +25,10 @@ def python(ns: int) -> Instruction:
     return instruction
 
 
-def turn(number: int) -> Instruction:
+def turn(number):
     """Go on to a batch: what the thread does from now on is for it."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         thread.turn = number
         return
         yield
@@ -42,12 +37,12 @@ def turn(number: int) -> Instruction:
 
 
 def op(
-    name: str, pre: int, children: Sequence[Instruction] = (), post: int = 0,
-    *, args: dict[str, Any] | None = None, category: str = "cpu_op",
-) -> Instruction:  # fmt: skip
+    name, pre, children = (), post = 0,
+    *, args = None, category = "cpu_op",
+):  # fmt: skip
     """An operator: own time before its first child and after each (`post` is shared out among them)."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         row = thread.begin(category, name, args)
         thread.spend(pre)
         for child in children:
@@ -59,18 +54,18 @@ def op(
     return instruction
 
 
-def cpu(name: str, ns: int) -> Instruction:
+def cpu(name, ns):
     """An operator that launches nothing."""
     return op(name, ns)
 
 
-def annotation(name: str, children: Sequence[Instruction], own: int = 0) -> Instruction:
+def annotation(name, children, own=0):
     """A range that a person or a library named."""
     return op(name, own, children, category="user_annotation")
 
 
-def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking: bool = False) -> Instruction:
-    def instruction(thread: Thread) -> Body:
+def _enqueue(call, cost, stream, tasks, blocking=False):
+    def instruction(thread):
         run = thread.run
         yield READY
         row = thread.begin("cuda_runtime", call)
@@ -94,15 +89,15 @@ def _enqueue(call: str, cost: str, stream: int, tasks: Sequence[Task], blocking:
     return instruction
 
 
-def launch(stream: int, name: str, ns: int, *, writes: str = "", **args: Any) -> Instruction:
+def launch(stream, name, ns, *, writes="", **args):
     """One kernel, which at its end `writes` a word in device memory."""
     return _enqueue("cudaLaunchKernel", "launch", stream, [Task("kernel", name, ns, args, writes)])
 
 
-def read_word(word: str, every: int = 0) -> Instruction:
+def read_word(word, every=0):
     """Read a word that a kernel launched before is to write: spin, or sleep `every` so many ns."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         yield READY
         written = thread.run.words[word].popleft()
         while thread.now < written:
@@ -115,27 +110,27 @@ def read_word(word: str, every: int = 0) -> Instruction:
     return instruction
 
 
-def graph_launch(stream: int, kernels: Sequence[tuple[str, int]]) -> Instruction:
+def graph_launch(stream, kernels):
     """One call, many kernels (name, ns) that share its correlation."""
     tasks = [Task("kernel", name, ns, {}) for name, ns in kernels]
     return _enqueue("cudaGraphLaunch", "graph_launch", stream, tasks)
 
 
-def memset(stream: int, ns: int, nbytes: int) -> Instruction:
+def memset(stream, ns, nbytes):
     task = Task("gpu_memset", "Memset (Device)", ns, {"bytes": nbytes})
     return _enqueue("cudaMemsetAsync", "memset", stream, [task])
 
 
-def memcpy(stream: int, direction: str, ns: int, nbytes: int) -> Instruction:
+def memcpy(stream, direction, ns, nbytes):
     """A copy; a `direction` with pageable memory blocks the caller until it has ended."""
     task = Task("gpu_memcpy", COPIES[direction], ns, {"bytes": nbytes})
     return _enqueue("cudaMemcpyAsync", "memcpy", stream, [task], blocking="pageable" in direction)
 
 
-def record(event: str, stream: int) -> Instruction:
+def record(event, stream):
     """Make `event` stand for all work given to the stream so far."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         run = thread.run
         yield READY
         row = thread.begin("cuda_runtime", "cudaEventRecord")
@@ -146,10 +141,10 @@ def record(event: str, stream: int) -> Instruction:
     return instruction
 
 
-def wait(stream: int, event: str) -> Instruction:
+def wait(stream, event):
     """Later work on the stream waits for the event as last recorded; none if it never was."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         run = thread.run
         yield READY
         row = thread.begin("cuda_runtime", "cudaStreamWaitEvent")
@@ -165,10 +160,10 @@ def wait(stream: int, event: str) -> Instruction:
     return instruction
 
 
-def query() -> Instruction:
+def query():
     """Ask for an event without waiting."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         row = thread.begin("cuda_runtime", "cudaEventQuery")
         thread.spend(thread.run.costs.query)
         thread.finish(row)
@@ -178,8 +173,8 @@ def query() -> Instruction:
     return instruction
 
 
-def _synchronize(call: str, covers: Callable[[Run, Row], int], costs: str = "sync") -> Instruction:
-    def instruction(thread: Thread) -> Body:
+def _synchronize(call, covers, costs="sync"):
+    def instruction(thread):
         run = thread.run
         yield READY
         row = thread.begin("cuda_runtime", call)
@@ -196,24 +191,24 @@ def _synchronize(call: str, covers: Callable[[Run, Row], int], costs: str = "syn
     return instruction
 
 
-def device_sync() -> Instruction:
-    def covers(run: Run, row: Row) -> int:
+def device_sync():
+    def covers(run, row):
         row.sync = {"kind": "Context Sync", "stream": None}
         return run.device_idle()
 
     return _synchronize("cudaDeviceSynchronize", covers)
 
 
-def stream_sync(stream: int) -> Instruction:
-    def covers(run: Run, row: Row) -> int:
+def stream_sync(stream):
+    def covers(run, row):
         row.sync = {"kind": "Stream Sync", "stream": stream}
         return run.streams[stream].complete
 
     return _synchronize("cudaStreamSynchronize", covers)
 
 
-def event_sync(event: str) -> Instruction:
-    def covers(run: Run, row: Row) -> int:
+def event_sync(event):
+    def covers(run, row):
         complete, source, correlation = run.events.get(event, (0, -1, -1))
         row.sync = {"kind": "Event Sync", "stream": None, "event": event,
                     "source": source, "record": correlation}  # fmt: skip
@@ -222,35 +217,35 @@ def event_sync(event: str) -> Instruction:
     return _synchronize("cudaEventSynchronize", covers)
 
 
-def free() -> Instruction:
+def free():
     """`cudaFree`: the device must be idle first."""
     return _synchronize("cudaFree", lambda run, _row: run.device_idle(), "free")
 
 
-def put(channel: str, item: Any = None) -> Instruction:
+def put(channel, item=None):
     """Hand something to whoever takes from the channel; never blocks."""
     return lambda thread: thread.run.put(thread, channel, item)
 
 
-def take(channel: str) -> Instruction:
+def take(channel):
     """Take what another thread has put, off the CPU until there is something."""
     return lambda thread: thread.run.take(thread, channel)
 
 
-def backward(program: Sequence[Instruction]) -> Instruction:
+def backward(program):
     """Hand a program to the autograd thread and stand until it is done."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         yield from thread.run.put(thread, "backward", program)
         yield from thread.run.take(thread, "backward done")
 
     return instruction
 
 
-def sleep(ns: int) -> Instruction:
+def sleep(ns):
     """Time off the CPU that passes whatever the CPU costs: a timer, a disk, a worker process."""
 
-    def instruction(thread: Thread) -> Body:
+    def instruction(thread):
         thread.block(thread.now + thread.varied(ns), "outside")
         yield READY
 

@@ -7,15 +7,12 @@ CPU runs ahead. A profiler that stops waits for the device, so device work launc
 window is recorded to its end.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .engine import Row, Run
+from .engine import Row
 
 ORIGIN_NS = 1_000_000_000_000  # of the trace's clock; its microseconds keep three exact decimals as floats
 BASE_NS = 1_700_000_000_000_000_000
@@ -34,7 +31,7 @@ GPU = {"id": DEVICE, "name": "Synthetic GPU (machine model)", "totalGlobalMem": 
 OWN_IDS = 1_000_000  # ids of the profiler's own rows, above those of the run
 
 
-def kineto(run: Run, first_step: int, last_step: int, *, sync_rows: bool = False) -> dict[str, Any]:
+def kineto(run, first_step, last_step, *, sync_rows=False):
     """Return the trace document; `sync_rows` are the device's own records of synchronizations and waits."""
     host, device = window(run, first_step, last_step)
     begin = run.step_starts[first_step]
@@ -61,7 +58,7 @@ def kineto(run: Run, first_step: int, last_step: int, *, sync_rows: bool = False
     }
 
 
-def window(run: Run, first_step: int, last_step: int) -> tuple[list[Row], list[Row]]:
+def window(run, first_step, last_step):
     """Return the rows of the host and of the device that a profiler records of these steps."""
     begin, end = run.step_starts[first_step], run.step_ends[last_step]
     host = [row for row in run.host if begin <= row.start < end and row.lane in IDS]
@@ -69,7 +66,7 @@ def window(run: Run, first_step: int, last_step: int) -> tuple[list[Row], list[R
     return [*host, _final_sync(run, end)], device
 
 
-def write(path: str | Path, document: dict[str, Any]) -> Path:
+def write(path, document):
     """Write a document as .json or .json.gz; the same document gives the same bytes."""
     text = json.dumps(document, separators=(",", ":")).encode()
     target = Path(path)
@@ -77,7 +74,7 @@ def write(path: str | Path, document: dict[str, Any]) -> Path:
     return target
 
 
-def _final_sync(run: Run, start: int) -> Row:
+def _final_sync(run, start):
     done = max((row.end for row in run.device if run.launch_starts[row.correlation] < start), default=0)
     row = Row("cuda_runtime", "cudaDeviceSynchronize", "main", start, len(run.step_starts))
     row.end = max(start + run.costs.sync_entry, done) + run.costs.sync_return
@@ -86,7 +83,7 @@ def _final_sync(run: Run, start: int) -> Row:
     return row
 
 
-def _profiler_steps(run: Run, first: int, last: int) -> Iterator[Row]:
+def _profiler_steps(run, first, last):
     for step in range(first, last + 1):
         row = Row("user_annotation", f"ProfilerStep#{step}", "main", run.step_starts[step], step)
         row.end = run.step_ends[step]
@@ -94,7 +91,7 @@ def _profiler_steps(run: Run, first: int, last: int) -> Iterator[Row]:
         yield row
 
 
-def _outermost_first(row: Row) -> tuple[int, int, bool]:
+def _outermost_first(row):
     return row.start, -row.end, not row.name.startswith("ProfilerStep#")
 
 
@@ -103,17 +100,15 @@ class _Writer:
 
     index = 0
 
-    def time(self, ns: int) -> float:
+    def time(self, ns):
         return ns / 1000
 
-    def event(
-        self, row: Row, category: str, name: str, pid: int, tid: int, args: dict[str, Any]
-    ) -> dict[str, Any]:
+    def event(self, row, category, name, pid, tid, args):
         start, duration = self.time(ORIGIN_NS + row.start), self.time(row.end - row.start)
         return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid,
                 "ts": start, "dur": duration, "args": args}  # fmt: skip
 
-    def host(self, row: Row) -> dict[str, Any]:
+    def host(self, row):
         if row.category == "cuda_runtime":
             number = {"cbid": CBID[row.name]} if row.name in CBID else {}
             args = {"External id": row.external, **number, "correlation": row.correlation}
@@ -122,12 +117,12 @@ class _Writer:
             self.index += 1
         return self.event(row, row.category, row.name, PID, IDS[str(row.lane)], args)
 
-    def device(self, row: Row) -> dict[str, Any]:
+    def device(self, row):
         args = {"External id": row.external, "device": DEVICE, "context": 1, "stream": row.lane,
                 "correlation": row.correlation, **row.args}  # fmt: skip
         return self.event(row, row.category, row.name, DEVICE, int(row.lane), args)
 
-    def sync(self, run: Run, row: Row) -> dict[str, Any]:
+    def sync(self, run, row):
         sync = row.sync or {}
         stream = sync["stream"]
         args: dict[str, Any] = {"External id": row.external, "cuda_sync_kind": sync["kind"]}
@@ -140,7 +135,7 @@ class _Writer:
         args |= {"correlation": row.correlation, "device": DEVICE, "context": 1}
         return self.event(row, "cuda_sync", sync["kind"], DEVICE, -1 if stream is None else stream, args)
 
-    def launch_flows(self, device: list[Row], calls: dict[int, Row]) -> Iterator[dict[str, Any]]:
+    def launch_flows(self, device, calls):
         for row in device:
             call = calls.get(row.correlation)
             flow = {"cat": "ac2g", "name": "ac2g", "id": row.correlation}
@@ -150,7 +145,7 @@ class _Writer:
             yield {"ph": "f", **flow, "pid": DEVICE, "tid": row.lane, "ts": self.time(ORIGIN_NS + row.start),
                    "bp": "e"}  # fmt: skip
 
-    def backward_flows(self, host: list[Row]) -> Iterator[dict[str, Any]]:
+    def backward_flows(self, host):
         forward = {row.args["Sequence number"]: row for row in host
                    if row.lane == "main" and "Sequence number" in row.args}  # fmt: skip
         for row in host:
@@ -162,7 +157,7 @@ class _Writer:
             yield {"ph": "f", **flow, "pid": PID, "tid": IDS[str(row.lane)],
                    "ts": self.time(ORIGIN_NS + row.start), "bp": "e"}  # fmt: skip
 
-    def metadata(self, run: Run, begin: int, end: int) -> Iterator[dict[str, Any]]:
+    def metadata(self, run, begin, end):
         start = self.time(ORIGIN_NS + begin)
         for pid, tid, kind, label in [
             (PID, 0, "process_name", "python3"),

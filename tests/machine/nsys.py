@@ -5,15 +5,10 @@ of every thread that calls CUDA, as `--cpuctxsw=process-tree` does: when each wa
 else. Who woke whom is in no table.
 """
 
-from __future__ import annotations
-
 import re
 import sqlite3
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from .engine import Run
 from .kineto import IDS, ORIGIN_NS, PID, window
 
 PROCESS = 1 << 48 | PID << 24
@@ -23,13 +18,13 @@ COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 Table = list[dict[str, Any]]
 
 
-def write_nsys(path: Path, run: Run, first_step: int, last_step: int, *, switches: bool) -> Path:
+def write_nsys(path, run, first_step, last_step, *, switches):
     """Write the export as .sqlite."""
     host, device = window(run, first_step, last_step)
     begin, end = run.step_starts[first_step], run.step_ends[last_step]
     names = sorted({row.name for row in [*host, *device]})
 
-    def span(start: int, end: int, lane: str = "") -> dict[str, int]:
+    def span(start, end, lane=""):
         owner = {"globalTid": _thread(lane)} if lane else {"globalPid": PROCESS}
         return {"start": ORIGIN_NS + start, "end": ORIGIN_NS + end, **owner}
 
@@ -68,7 +63,7 @@ def write_nsys(path: Path, run: Run, first_step: int, last_step: int, *, switche
     return write_tables(path, tables)
 
 
-def write_tables(path: Path, tables: dict[str, Sequence[dict[str, Any]]] | dict[str, Table]) -> Path:
+def write_tables(path, tables):
     """Write tables of rows to SQLite; each has the columns of its first row."""
     with sqlite3.connect(path) as database:
         for name, rows in tables.items():
@@ -80,5 +75,5 @@ def write_tables(path: Path, tables: dict[str, Sequence[dict[str, Any]]] | dict[
     return path
 
 
-def _thread(name: str) -> int:
+def _thread(name):
     return PROCESS | IDS[name] & 0xFFFFFF

@@ -5,11 +5,8 @@ thread, backward on the autograd thread, the optimizer on main. Durations are un
 purpose: a queue that is full behind long kernels drains behind short ones.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from .engine import Instruction, Machine, Program
 from .instructions import (
@@ -53,14 +50,14 @@ class Network:
     layers: int
     matrix_ns: int
 
-    def matrix(self, layer: int) -> int:
+    def matrix(self, layer):
         return self.matrix_ns * (2 + layer % 5) // 4  # 0.5 to 1.5 of the mean, different from layer to layer
 
     @property
-    def small(self) -> int:
+    def small(self):
         return 2 * US + self.matrix_ns // 20
 
-    def forward(self, step: int) -> list[Instruction]:
+    def forward(self, step):
         program: list[Instruction] = []
         for layer in range(self.layers):
             linear, relu = _sequence(step, 2 * layer), _sequence(step, 2 * layer + 1)
@@ -77,12 +74,10 @@ class Network:
             ]  # fmt: skip
         return program
 
-    def loss(self) -> list[Instruction]:
+    def loss(self):
         return [op("aten::nll_loss", 5_100, [launch(COMPUTE, LOSS, self.small)], 1_300)]
 
-    def gradients(
-        self, step: int, ready: Callable[[int], Sequence[Instruction]] = lambda _layer: ()
-    ) -> list[Instruction]:
+    def gradients(self, step, ready=lambda _layer: ()):
         """The backward program; `ready(layer)` runs when a layer has its gradient."""
         program: list[Instruction] = []
         for layer in reversed(range(self.layers)):
@@ -103,38 +98,38 @@ class Network:
             ]  # fmt: skip
         return program
 
-    def optimizer(self) -> Instruction:
+    def optimizer(self):
         update = op("aten::add_", 3_600, [launch(COMPUTE, ADD, self.small)], 700)
         return annotation("Optimizer.step#SGD.step", [python(1_700), update] * self.layers, 6_000)
 
-    def zero_grad(self) -> Instruction:
+    def zero_grad(self):
         return annotation("Optimizer.zero_grad#SGD.zero_grad", [
             op("aten::zero_", 1_500, [memset(COMPUTE, 1_900, 65_536)], 600) for _ in range(2)
         ], 2_000)  # fmt: skip
 
-    def step(self, step: int) -> list[Instruction]:
+    def step(self, step):
         """A whole step with no synchronization."""
         return [python(20 * US), self.zero_grad(), *self.forward(step), *self.loss(),
                 backward(self.gradients(step)), self.optimizer()]  # fmt: skip
 
 
-def _sequence(step: int, number: int) -> dict[str, int]:
+def _sequence(step, number):
     return {"Sequence number": 1000 * step + number}
 
 
-def _evaluate(name: str, sequence: dict[str, int], children: Sequence[Instruction]) -> Instruction:
+def _evaluate(name, sequence, children):
     args = {**sequence, "Fwd thread id": 1}
     inner = op(name, 1_600, children, 800, args=args)
     return op(f"autograd::engine::evaluate_function: {name}", 2_300, [inner], 1_100, args=args)
 
 
-def item() -> Instruction:
+def item():
     """`.item()`: a pageable copy that blocks, then a stream synchronize that finds nothing to do."""
     return op("aten::item", 1_200, [op("aten::_local_scalar_dense", 2_100, [
         memcpy(COMPUTE, "dtoh_pageable", 1_300, 4), stream_sync(COMPUTE)], 700)], 500)  # fmt: skip
 
 
-def cpu_bound(layers: int = 16, kernel_us: int = 4) -> Machine:
+def cpu_bound(layers=16, kernel_us=4):
     """Launching takes longer than the kernels: the GPU waits for the CPU.
 
     One operator launches two kernels, the second behind the first: without any such pair a
@@ -146,22 +141,22 @@ def cpu_bound(layers: int = 16, kernel_us: int = 4) -> Machine:
     return Machine(Program(lambda step: [*net.step(step), norm]), jitter=JITTER)
 
 
-def gpu_bound(layers: int = 16, kernel_us: int = 90) -> Machine:
+def gpu_bound(layers=16, kernel_us=90):
     """The CPU runs ahead and waits once a step for the loss, so the queue never fills."""
     net = Network(layers, kernel_us * US)
     return Machine(Program(lambda step: [*net.step(step), item()]), jitter=JITTER)
 
 
-def queue_full(depth: int = 32, layers: int = 16, kernel_us: int = 90) -> Machine:
+def queue_full(depth=32, layers=16, kernel_us=90):
     """The CPU runs ahead until the launch queue is full, and then blocks inside launches."""
     return Machine(Program(Network(layers, kernel_us * US).step), queue_depth=depth, jitter=JITTER)
 
 
-def synchronizing(layers: int = 20, kernel_us: int = 40) -> Machine:
+def synchronizing(layers=20, kernel_us=40):
     """Blocking copies, a stream, an event and a device synchronize and a `cudaFree` in every step."""
     net = Network(layers, kernel_us * US)
 
-    def step(number: int) -> list[Instruction]:
+    def step(number):
         forward = net.forward(number)
         return [
             python(30 * US),
@@ -189,12 +184,12 @@ def synchronizing(layers: int = 20, kernel_us: int = 40) -> Machine:
     return Machine(Program(step), jitter=JITTER)
 
 
-def multi_stream(layers: int = 12, kernel_us: int = 60, collective_us: int = 260) -> Machine:
+def multi_stream(layers=12, kernel_us=60, collective_us=260):
     """Data parallel: gradients are reduced in buckets beside the backward pass, batches are prefetched."""
     net = Network(layers, kernel_us * US)
     bucket = 3  # layers
 
-    def all_reduce(layer: int) -> list[Instruction]:
+    def all_reduce(layer):
         if layer % bucket:
             return []
         name = f"bucket {layer // bucket}"
@@ -209,17 +204,17 @@ def multi_stream(layers: int = 12, kernel_us: int = 60, collective_us: int = 260
             record(f"{name} reduced", COLLECTIVE),
         ], 2_500)], 3_000)]  # fmt: skip
 
-    def reduced(layer: int) -> list[Instruction]:
+    def reduced(layer):
         return [
             wait(COMPUTE, f"bucket {layer // bucket} reduced"),
             op("torch.distributed.ddp.reducer::copy_bucket_to_grad", 2_600, [
                 op("aten::copy_", 2_000, [memcpy(COMPUTE, "dtod", 9 * US, 16_777_216)], 700)], 600),
         ]  # fmt: skip
 
-    def prefetch() -> Instruction:
+    def prefetch():
         return op("aten::to", 3_000, [memcpy(COPY, "htod_pinned", 700 * US, 19_267_584)], 1_500)
 
-    def step(number: int) -> list[Instruction]:
+    def step(number):
         first = [prefetch()] if number == 0 else []
         finish = [i for layer in reversed(range(0, layers, bucket)) for i in reduced(layer)]
         return [
@@ -240,26 +235,24 @@ def multi_stream(layers: int = 12, kernel_us: int = 60, collective_us: int = 260
     return Machine(Program(step), jitter=JITTER)
 
 
-def _collective(elements: int) -> dict[str, Any]:
+def _collective(elements):
     return {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements,
             "Group size": 8, "dtype": "Float", "Process Group Name": "0",
             "Process Group Description": "default_pg"}  # fmt: skip
 
 
-def multi_thread(
-    layers: int = 12, kernel_us: int = 30, loader_us: int = 1_200, poll_us: int = 370
-) -> Machine:
+def multi_thread(layers=12, kernel_us=30, loader_us=1_200, poll_us=370):
     """Main, autograd, a loader thread that hands over batches (two ahead), and a watchdog that polls."""
     net = Network(layers, kernel_us * US)
 
-    def step(number: int) -> list[Instruction]:
+    def step(number):
         room = [put("room") for _ in range(2 if number == 0 else 0)]
         batch = annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
                            [take("batch"), put("room"), python(9 * US)], 4 * US)  # fmt: skip
         upload = op("aten::to", 3_000, [memcpy(COMPUTE, "htod_pinned", 40 * US, 1_048_576)], 1_500)
         return [*room, batch, upload, *net.step(number), item()]
 
-    def loader() -> Iterator[Instruction]:
+    def loader():
         while True:
             yield take("room")
             for _ in range(16):
@@ -268,7 +261,7 @@ def multi_thread(
             yield op("aten::pin_memory", 8 * US, [cpu("aten::copy_", loader_us * US // 20)], 4 * US)
             yield put("batch")
 
-    def watchdog() -> Iterator[Instruction]:
+    def watchdog():
         while True:
             yield query()
             yield sleep(poll_us * US)
@@ -276,11 +269,11 @@ def multi_thread(
     return Machine(Program(step, {"loader": loader, "watchdog": watchdog}), jitter=JITTER)
 
 
-def graphs(kernels: int = 120, kernel_us: int = 14, depth: int = 0) -> Machine:
+def graphs(kernels=120, kernel_us=14, depth=0):
     """A captured step is replayed; with a queue depth no step synchronizes, and graph launches block."""
     nodes = [(GEMM if node % 3 else RELU, kernel_us * US * (2 + node % 5) // 4) for node in range(kernels)]
 
-    def step(_number: int) -> list[Instruction]:
+    def step(_number):
         inputs = op("aten::copy_", 3_000, [memcpy(COMPUTE, "htod_pinned", 20 * US, 262_144)], 900)
         tail = [] if depth else [item()]
         return [python(60 * US), inputs, python(8 * US), graph_launch(COMPUTE, nodes), python(25 * US), *tail]

@@ -21,7 +21,7 @@ import daydream
 from daydream.errors import TraceError
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, Allocations
 from daydream.memory.pairing import paired, recorded_memory
-from daydream.trace.memory_events import COLUMNS, HOST, MEMORY_KEY, MemoryEvents
+from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
 from daydream.trace.trace import Trace
 
 LEFT_OUT = "of memory told no time, device or number of bytes and"
@@ -97,6 +97,9 @@ def test_two_ranks_keep_their_own_events(tmp_path):
 
 # Saved --------------------------------------------------------------------------------------------
 
+ROWS = {name: np.arange(3) for name in ("name", "start_ns", "duration_ns")} | {"kind": np.zeros(3, np.int64)}
+TEXTS = {"kind": ["operator"], "name": ["a", "b", "c"]}
+
 
 @given(
     st.lists(
@@ -107,16 +110,22 @@ def test_two_ranks_keep_their_own_events(tmp_path):
         max_size=30,
     )
 )  # fmt: skip
-def test_what_is_saved_is_what_is_read(rows):
+def test_what_is_saved_is_what_is_read(tmp_path_factory, rows):
     names = ("rank", "time_ns", "device", "address", "bytes", "allocated_bytes")
     events = MemoryEvents({
         name: np.array([row[at] for row in rows], np.int64) for at, name in enumerate(names)
     })  # fmt: skip
 
-    again = MemoryEvents.decode(events.encode(), 2**20)
+    path = tmp_path_factory.getbasetemp() / "events.parquet"
+    Trace(ROWS, TEXTS, memory=events).save(path, force=True)
+    again = Trace.load(path)
 
-    for name in COLUMNS:
-        assert again[name].tolist() == events[name].tolist(), name
+    assert {name: column.tolist() for name, column in again.columns.items()} == {
+        name: column.tolist() for name, column in ROWS.items()
+    }
+    assert (again.texts, again.memory is None) == (TEXTS, not rows)
+    for name in COLUMNS if rows else ():
+        assert again.memory[name].tolist() == events[name].tolist(), name
 
 
 def test_a_trace_without_events_has_none(tmp_path):
@@ -126,11 +135,12 @@ def test_a_trace_without_events_has_none(tmp_path):
 
 
 def saved(folder: Path, text: bytes) -> Path:
-    """Save a trace whose file says this of memory."""
+    """Save a trace whose file, of schema 1, says this of memory."""
     trace = daydream.load(written(folder, []))
     table = pa.Table.from_batches([trace.to_arrow()])
     path = folder / "t.parquet"
-    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, MEMORY_KEY: text}), path)
+    about = {b"daydream": json.dumps({**trace.metadata, "schema_version": 1}), b"daydream.memory": text}
+    parquet.write_table(table.replace_schema_metadata(about), path)
     return path
 
 
@@ -183,6 +193,60 @@ MADE_UP = {
 def test_a_file_that_was_made_up_is_refused_in_one_line(tmp_path, name):
     text, said = MADE_UP[name]
     path = saved(tmp_path, text)
+
+    with pytest.raises(TraceError, match=said) as refused:
+        Trace.load(path)
+
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+
+
+TRUE = {
+    "kind": ["operator", "memory", "memory"], "name": ["a", None, None], "start_ns": [5, -7, 9],
+    "duration_ns": [1, None, None], "memory_bytes": [None, 512, -512],
+}  # fmt: skip
+UNTRUE = {
+    "before": ({"kind": ["memory", "operator", "memory"]}, "are not its last rows"),
+    "no time": ({"start_ns": [5, None, 9]}, "'time_ns' .* out of its range"),
+    "no bytes": ({"memory_bytes": [None, 512, None]}, "'bytes' .* out of its range"),
+    "large": ({"memory_bytes": [None, 2**62, 1]}, "'bytes' .* out of its range"),
+    "negative total": ({"allocated_bytes": [None, 1, -5]}, "'allocated_bytes' .* out of its range"),
+    "device": ({"device": [None, 1, 2**40]}, "'device' .* out of its range"),
+    "rank": ({"rank": [0, 0, -3]}, "'rank' .* out of its range"),
+    "text": ({"memory_bytes": ["x", "y", "z"]}, "integers were needed"),
+    "lacking": ({"memory_bytes": None}, "lacks columns"),
+}  # fmt: skip
+
+
+def saved_rows(path: Path, **changes: list | None) -> Path:
+    """Write a file of these columns, which says that it is a trace."""
+    arrays = {
+        name: pa.array(column).dictionary_encode() if name in ("kind", "name") else pa.array(column)
+        for name, column in (TRUE | changes).items()
+        if column is not None
+    }
+    table = pa.table(arrays).replace_schema_metadata({b"daydream": json.dumps({"schema_version": 2})})
+    parquet.write_table(table, path)
+    return path
+
+
+def test_the_last_rows_of_a_file_are_its_memory_events(tmp_path):
+    trace = Trace.load(saved_rows(tmp_path / "t.parquet"))
+
+    assert (trace.values("name"), trace.values("start_ns"), trace.text("kind")) == (["a"], [5], ["operator"])
+    assert "memory_bytes" not in trace.columns
+    events = {name: column.tolist() for name, column in trace.memory.columns.items()}
+    assert events == {
+        "rank": [0, 0], "time_ns": [-7, 9], "pid": [-(2**63)] * 2, "tid": [-(2**63)] * 2,
+        "device": [HOST] * 2, "address": [-1, -1],
+        "bytes": [512, -512], "allocated_bytes": [-1, -1], "reserved_bytes": [-1, -1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNTRUE)
+def test_rows_of_memory_that_cannot_be_are_refused_in_one_line(tmp_path, name):
+    changes, said = UNTRUE[name]
+    path = saved_rows(tmp_path / "t.parquet", **changes)
 
     with pytest.raises(TraceError, match=said) as refused:
         Trace.load(path)

@@ -120,7 +120,8 @@ def test_segments_that_grow_go_on_growing(tmp_path):
 
 def test_ranks_have_each_their_own(tmp_path):
     trace = recorded(tmp_path, APART)
-    trace.metadata["held_before_by_rank"] = {"0": trace.metadata.pop("held_before")}
+    own = {"rank": 0, "held_before": trace.metadata.pop("held_before")}
+    trace.metadata["ranks"] = [own]
     assert reserved(trace) == 20 * MIB
-    trace.metadata["held_before_by_rank"] = {"1": trace.metadata["held_before_by_rank"]["0"]}
+    own["rank"] = 1
     assert reserved(trace) == reserved(recorded(tmp_path))

@@ -18,6 +18,7 @@ from daydream.memory.lifetimes import allocations
 from daydream.memory.pairing import paired, recorded_memory
 from daydream.memory.prediction import MemoryChange, memory_after
 from daydream.memory.report import held_over_time, memory_of
+from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.report.html.page import page
 from daydream.report.perfetto import events as timeline_events
 from daydream.trace.memory_events import MemoryEvents
@@ -229,3 +230,23 @@ def test_traces_of_2021_have_sizes_alone(name):
     assert held.peak(0, 0)[0] == found.peak_allocated_bytes
     assert held.held(0, 0)[1][-1] == trace.memory["bytes"][on_gpu].sum() == 0  # all was freed again
     assert found.since_start
+
+
+def test_the_headline_is_what_the_allocator_recorded():
+    mib = 1 << 20
+    device = DeviceMemory(
+        rank=0, device="cuda:0", capacity_bytes=2048 * mib, peak_allocated_bytes=910 * mib,
+        peak_reserved_bytes=1000 * mib, recorded_allocated_bytes=900 * mib,
+        recorded_reserved_bytes=1000 * mib,
+    ).having(holders=())  # fmt: skip
+
+    lines = view_text(MemoryReport((device,))).splitlines()
+    assert lines[:3] == [
+        "cuda:0: peak 900.0 MiB allocated, 1,000.0 MiB reserved: fits in 2 GiB (1,048.0 MiB left)",
+        "  needs 1,300 to 1,600 MiB of the GPU, with CUDA's context of 300 to 600 MiB",
+        "  replayed: 910.0 MiB allocated, what predictions and the tables below are about",
+    ]
+    changed = device.but(peak_reserved_bytes=950 * mib).having(holders=())
+    other = view_text(MemoryReport((changed,))).splitlines()
+    assert other[0].startswith("cuda:0: peak 910.0 MiB allocated, 950.0 MiB reserved: fits")
+    assert other[2] == "  as recorded: 900.0 MiB allocated, 1,000.0 MiB reserved"

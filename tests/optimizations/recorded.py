@@ -7,15 +7,14 @@ An operator takes 2 ns, a launch of 6 ns for each of its kernels, and 2 ns again
 starts 4 ns after its launch began, or behind the one before on its stream.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from graph.small_graphs import put
+from shapes import dims
 
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
 from daydream.graph.build import build
@@ -26,14 +25,14 @@ SMALLEST = 5  # ns of a kernel that is all fixed cost
 
 
 class Program:
-    def __init__(self) -> None:
+    def __init__(self):
         self.rows: list[dict[str, Any]] = []
         self.now = 0
         self.free = 0
         self.open: list[int] = []
         self.step = 0
 
-    def row(self, kind: str, name: str, start: int, duration: int, **columns: Any) -> int:
+    def row(self, kind, name, start, duration, **columns):
         host = (
             {"pid": 1, "tid": 1, "parent": self.open[-1] if self.open else -1}
             if "stream" not in columns
@@ -46,7 +45,7 @@ class Program:
         return len(self.rows) - 1
 
     @contextmanager
-    def range(self, name: str, kind: str = "annotation", **columns: Any) -> Iterator[None]:
+    def range(self, name, kind="annotation", **columns):
         number = self.row(kind, name, self.now, 0, **columns)
         self.open.append(number)
         yield
@@ -55,14 +54,14 @@ class Program:
 
     def op(
         self,
-        name: str,
-        phase: str,
-        *kernels: tuple[str, int],
-        shapes: Any = None,
-        dtype: str = "float32",
-        layer: str | None = None,
-    ) -> None:
-        text = None if shapes is None else json.dumps(shapes)
+        name,
+        phase,
+        *kernels,
+        shapes=None,
+        dtype="float32",
+        layer=None,
+    ):
+        text = None if shapes is None else json.dumps(dims(shapes))
         with self.range(name, "operator", phase=phase, op=name, shapes=text, dtype=dtype, layer=layer):
             self.now += HEAD
             for kernel, duration in kernels:
@@ -87,21 +86,21 @@ class Program:
                 self.free = start + duration
             self.now += HEAD
 
-    def host(self, name: str, phase: str, ns: int, *, shapes: Any = None, **columns: Any) -> None:
+    def host(self, name, phase, ns, *, shapes=None, **columns):
         """Run an operator that takes so many ns of the CPU."""
-        text = None if shapes is None else json.dumps(shapes)
+        text = None if shapes is None else json.dumps(dims(shapes))
         known = {"op": name, "shapes": text, "dtype": "float32", **columns}
         with self.range(name, "operator", phase=phase, **known):
             self.now += ns
 
-    def rates(self, streaming: int = 80_000) -> None:
+    def rates(self, streaming=80_000):
         """Run what tells a device's rates: 60 kernels of 5 ns, and 8,000,000 B that stream in so many ns."""
         for _ in range(60):
             self.op("aten::empty_kernel", "other", ("tiny", SMALLEST))
         relu = "vectorized_elementwise_kernel relu", streaming + SMALLEST
-        self.op("aten::relu", "other", relu, shapes=[[1_000_000]])
+        self.op("aten::relu", "other", relu, shapes="1000000")
 
-    def graph(self, **metadata: Any) -> Graph:
+    def graph(self, **metadata):
         end = max(self.now, self.free)
         steps = [
             {"name": "step 0", "rank": 0, "start_ns": 0, "end_ns": end, "covered": True, "measured_ns": end}
@@ -123,78 +122,90 @@ class Program:
         return graph
 
 
-def of_calls(*calls: tuple[Any, ...], ns: int = 80_000) -> Graph:
-    """Return calls (operator, shapes), of the forward pass where no other is named, with a kernel each.
+def of_calls(*calls, ns=80_000):
+    """Return calls (operator, shapes) or `add_ 4x4 4x4 backward`, with a kernel each, mostly forward.
 
     All kernels are alike, so 5,000 ns of each, the most that can be, count as its fixed cost.
     """
     program = Program()
-    for operator, shapes, *phase in calls:
+    for call in calls:
+        operator, shapes, *phase = words(call) if isinstance(call, str) else call
         program.op(f"aten::{operator}", *(phase or ["forward"]), (operator, ns), shapes=shapes)
     return program.graph()
 
 
-def thread_and_stream(*work: tuple[str, int, str], latency: int = 4, cost: int = 6) -> Graph:
-    """Return a graph without a trace whose thread launches (name, duration, phase) kernels on stream 7."""
+def words(call):
+    operator, *shapes = call.split()
+    phase = [shapes.pop()] if shapes[-1].isalpha() else []
+    return [operator, " ".join(shapes), *phase]
+
+
+def thread_and_stream(*work, latency=4, cost=6):
+    """Return a graph whose thread launches kernels: (name, ns, phase), or all as `a 5 forward, b ...`."""
+    if work and isinstance(work[0], str):
+        work = [task.rsplit(" ", 2) for task in work[0].split(", ")]
     graph = Graph()
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = latency, cost
-    graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=0, step=0, phase="other")
+    put(graph, "begin", "thread 1", 0, step=0, phase="other")
     for name, duration, phase in work:
         kind = "memcpy" if name.startswith("Memcpy") else "kernel"
         graph.insert(
-            name, kind=kind, lane="stream 7", duration_ns=duration, step=0, phase=phase,
+            name, kind=kind, lane="stream 7", duration_ns=int(duration), step=0, phase=phase,
             launch_after=graph.select(kind="cpu").last(),
         )  # fmt: skip
     return graph
 
 
-def wait_before(graph: Graph, call: Any, name: str = "sync", cost: int = 3, **columns: Any) -> int:
+def wait_before(graph, call, name="sync", cost=3, **columns):
     """Insert a call before a CPU task that waits for all device work launched before it; return its id."""
     sync = graph.insert_before(call, name, duration_ns=cost, **columns)
     graph.syncs.add(task=sync.ids[0], lane=-1, point=sync.ids[0], latency_ns=0)
     return int(sync.ids[0])
 
 
-def kernel_ns(graph: Graph, **where: Any) -> list[int]:
+def kernel_ns(graph, **where):
     """Return the durations of kernels, in their order."""
     return list(graph.select(kind="kernel", **where).duration_ns.tolist())
 
 
-def kernel_names(graph: Graph, **where: Any) -> list[str]:
+def kernel_names(graph, **where):
     """Return the names of kernels, in their order."""
     return list(graph.select(kind="kernel", **where).name.tolist())
 
 
-def ns_by_name(graph: Graph, **where: Any) -> dict[str, int]:
+def ns_by_name(graph, **where):
     """Return the duration of the kernel of each name."""
     return dict(zip(kernel_names(graph, **where), kernel_ns(graph, **where), strict=True))
 
 
-def noted(graph: Graph, words: str) -> bool:
+def noted(graph, words):
     """Return whether a note of the graph says this."""
     return any(words in note for note in graph.facts.notes)
 
 
-def does_not_apply(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+def does_not_apply(words, optimization, *given, **options):
     """Check that an optimization says in these words why there is nothing to change in a trace."""
     with pytest.raises(NotApplicableError, match=words):
         optimization(*given, **options)
 
 
-def refuses(words: str, optimization: Callable[..., object], *given: Any, **options: Any) -> None:
+def refuses(words, optimization, *given, **options):
     """Check that an optimization refuses in these words what no trace would make right."""
     with pytest.raises(GraphError, match=words) as refused:
         optimization(*given, **options)
     assert not isinstance(refused.value, NotApplicableError)
 
 
-def makespans(
-    optimization: Callable[..., None], make: Callable[[], Graph], option: str, values: Sequence[Any]
-) -> list[int]:
+def makespans(optimization, make, option, values):
     """Return how long the work takes with each of these values of an option."""
     found = []
     for value in values:
         graph = make()
         optimization(graph, **{option: value})
-        found.append(simulate(graph).makespan_ns)
+        found.append(makespan(graph))
     return found
+
+
+def makespan(graph):
+    """Return how long the work takes, in ns."""
+    return simulate(graph).makespan_ns

@@ -1,16 +1,12 @@
 """Pruning, quantization, rematerialization, replaced operators: each answer worked out by hand, and laws."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from daydream.optimizations._products import pruning, quantize
 from daydream.optimizations._substitution import replace
 from daydream.optimizations.checkpointing import rematerialize
-from recorded import SMALLEST, Program, does_not_apply, noted, ns_by_name, refuses
+from recorded import SMALLEST, Program, does_not_apply, makespan, noted, ns_by_name, refuses
 
-from daydream import Graph, NotApplicableError, simulate
+from daydream import NotApplicableError
 from daydream.costs import KernelTable
 from daydream.errors import FileError
 from daydream.transforms.compose import edit_of, parse
@@ -20,24 +16,24 @@ MI300X = "AMD Instinct MI300X"
 RATE = 100  # B/ns of the trace's streaming work
 GEMM, PRODUCT_NS = "ampere_bf16_s16816gemm", 10_005
 # 1024 x 1024 by 1024 x 1024: 2.147 GFLOP are 6,883 ns at the A100's 312 TFLOP/s, 6.3 MB 3,086 ns
-SQUARE = [[1024], [1024, 1024], [1024, 1024]]
+SQUARE = "1024 1024x1024 1024x1024"
 # 16 x 4096 by 4096 x 4096: the weight is nearly all of the 34 MB, and those are nearly all of the time
-THIN, THIN_NS = [[4096], [16, 4096], [4096, 4096]], 20_005
+THIN, THIN_NS = "4096 16x4096 4096x4096", 20_005
 WEIGHT = 4096 * 4096
 
 
-def recorded(*calls: tuple[Any, ...], device: str = A100, trains: bool = False) -> Graph:
+def recorded(*calls, device=A100, trains=False):
     """(op, phase, kernel, ns, shapes, dtype) one after the other; kernels take 5 ns at least."""
     program = Program()
     program.rates()
     for op, phase, kernel, duration, shapes, dtype in calls:
         program.op(op, phase, (kernel, duration), shapes=shapes, dtype=dtype)
     if trains:
-        program.op("aten::add", "backward", ("add", 7), shapes=[[4]])
+        program.op("aten::add", "backward", ("add", 7), shapes="4")
     return program.graph(devices=[{"id": 0, "name": device}])
 
 
-def product(shapes: Any = SQUARE, ns: int = PRODUCT_NS, dtype: str = "bfloat16", phase: str = "forward"):
+def product(shapes=SQUARE, ns=PRODUCT_NS, dtype="bfloat16", phase="forward"):
     return ("aten::addmm", phase, GEMM, ns, shapes, dtype)
 
 
@@ -63,12 +59,12 @@ def test_two_of_four_is_never_faster_than_its_bytes():
 
 
 def test_while_training_the_gradient_of_the_input_gains_and_that_of_the_weight_does_not():
-    batch = [[1024], [4096, 1024], [1024, 1024]]
-    to_input, to_weight = [[4096, 1024], [1024, 1024]], [[1024, 4096], [4096, 1024]]
+    batch = "1024 4096x1024 1024x1024"
+    to_input, to_weight = "4096x1024 1024x1024", "1024x4096 4096x1024"
     graph = recorded(
         product(batch, 40_005), ("aten::mm", "backward", "dX", 40_005, to_input, "bfloat16"),
         ("aten::mm", "backward", "dW", 40_005, to_weight, "bfloat16"),
-        ("aten::add_", "optimizer", "update", 62_920, [[1024, 1024], [1024, 1024], []], "bfloat16"),
+        ("aten::add_", "optimizer", "update", 62_920, "1024x1024 1024x1024 -", "bfloat16"),
     )  # fmt: skip
     pruning(graph, product_speedup=1.25)
     assert ns_by_name(graph, phase="backward") == {"dX": 32_004, "dW": 40_005}
@@ -102,7 +98,7 @@ def test_two_of_four_needs_sparse_tensor_cores(device, reason):
     "call",
     [
         product(ns=200_005, dtype="float32"),  # neither by name nor by its rate in TF32
-        product([[1020], [1024, 1024], [1024, 1020]]),
+        product("1020 1024x1024 1024x1020"),
     ],
 )
 def test_two_of_four_needs_narrow_types_and_sizes_that_fit(call):
@@ -173,16 +169,16 @@ def test_int8_needs_units():
 # Operators on a CPU, with the nodes of their gradients
 
 
-TENSOR = [[64, 1024], []]
+TENSOR = "64x1024 -"
 
 
-def two_layers() -> Graph:
+def two_layers():
     program = Program()
     for _ in range(8):  # operators that tell the bandwidth: 2 x 1 MB in 1,000,000 ns and 2 B a ns
-        program.host("aten::mul", "other", 1_000_000, shapes=[[250_000], []])
-        program.host("aten::mul_", "other", 500_000, shapes=[[250_000], []])
+        program.host("aten::mul", "other", 1_000_000, shapes="250000 -")
+        program.host("aten::mul_", "other", 500_000, shapes="250000 -")
     program.host("aten::gelu", "forward", 3_000, shapes=TENSOR, sequence=1, layer="up")
-    product = [[512], [64, 1024], [1024, 512]]
+    product = "512 64x1024 1024x512"
     program.host("aten::addmm", "forward", 9_000, shapes=product, sequence=2, layer="down")
     for name, op, ns, sequence in (
         ("AddmmBackward0", "aten::mm", 18_000, 2),
@@ -193,7 +189,7 @@ def two_layers() -> Graph:
     return program.graph()
 
 
-def work_of(graph: Graph) -> dict[str, int]:
+def work_of(graph):
     tasks = graph.select(kind="cpu", phase=("forward", "backward"))
     found: dict[str, int] = {}
     for name, ns in zip(tasks.op.tolist(), tasks.duration_ns.tolist(), strict=True):
@@ -206,9 +202,9 @@ RECORDED = {"aten::gelu": 3_000, "aten::addmm": 9_000, "aten::mm": 18_000, "aten
 
 def test_what_is_run_again_comes_before_its_node():
     graph = two_layers()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     rematerialize(graph)
-    assert simulate(graph).makespan_ns == before + 3_000
+    assert makespan(graph) == before + 3_000
     backward = graph.select(kind="cpu", phase="backward")
     names = [op for op, ns in zip(backward.op.tolist(), backward.duration_ns.tolist(), strict=True) if ns]
     assert set(names) >= {"aten::mm", "aten::gelu_backward"}
@@ -262,7 +258,7 @@ def test_masks_and_rounding_on_a_cpu_go_by_its_own_operators():
 # Times measured in place
 
 
-def row(op: str, phase: str, before: float, after: float, shapes: str = "[[64, 1024]]") -> dict[str, Any]:
+def row(op, phase, before, after, shapes="[[64, 1024]]"):
     return {
         "op": op, "shapes": shapes, "dtype": "float32", "phase": phase, "before_ns": before,
         "duration_ns": after,
@@ -272,7 +268,7 @@ def row(op: str, phase: str, before: float, after: float, shapes: str = "[[64, 1
 GELU = [row("gelu", "forward", 2_000, 1_000), row("gelu", "backward", 4_000, 5_000)]
 
 
-def predicted(name: str, rows: list[dict[str, Any]], **options: Any) -> Graph:
+def predicted(name, rows, **options):
     graph = two_layers()
     edit_of(parse(name), options, KernelTable(rows, "cpu")).make(graph)
     return graph
@@ -308,10 +304,10 @@ def test_every_change_of_an_operator_goes_by_what_was_measured(name, op, options
 
 def test_a_change_that_is_not_measured_promises_no_more_than_its_share():
     graph = two_layers()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     nothing_left = [row("gelu", "forward", 2_000, 0), row("gelu", "backward", 4_000, 0)]
     edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu")).make(graph)
-    assert simulate(graph).makespan_ns == before - 3_000 - 5_000
+    assert makespan(graph) == before - 3_000 - 5_000
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Checkpointing stops at the last tensor that a block saves, and takes time in Python: all by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._layers import add_layers
 from daydream.optimizations.checkpointing import checkpointing
-from recorded import Program, does_not_apply, kernel_names, noted
-
-from daydream import Graph, simulate
+from graph.small_graphs import kernels
+from recorded import Program, does_not_apply, kernel_names, makespan, noted
 
 BLOCK = 50_000 + 82_000  # what `torch.utils.checkpoint` costs in Python a block, and a saved tensor
 TENSOR = 6_900 + 12_300
@@ -15,7 +12,7 @@ TENSOR = 6_900 + 12_300
 Call = tuple[str, int, str | None]  # a forward operator, its time, and its node
 
 
-def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = True) -> None:
+def one_pass(p, *blocks, first=1, numbered=True):
     """Run blocks `b.0`, `b.1`, ... forward and backward, 100 ns a node."""
     made = []
     for place, calls in enumerate(blocks):
@@ -30,7 +27,7 @@ def one_pass(p: Program, *blocks: list[Call], first: int = 1, numbered: bool = T
         p.host(node, "backward", 100, sequence=number, layer=layer)
 
 
-def block_of(*calls: Call) -> Graph:
+def block_of(*calls):
     p = Program()
     one_pass(p, list(calls))
     return p.graph()
@@ -59,10 +56,10 @@ OWN: Call = ("MyFunction", 640, None)  # an autograd.Function; its node has no n
 )
 def test_what_comes_behind_the_last_saved_tensor_is_not_computed_again(calls, again):
     graph = block_of(*calls)
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     assert whole == sum(ns + 100 * bool(node) for _, ns, node in calls)
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == whole + again
+    assert makespan(graph) == whole + again
 
 
 def test_it_is_said_how_much_is_left_out():
@@ -73,25 +70,25 @@ def test_it_is_said_how_much_is_left_out():
 
 def test_reentrant_checkpoints_compute_whole_blocks_again():
     graph = block_of(UP, GELU, VIEW, DOWN, ADD)
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     checkpointing(graph, layers="b.*", reentrant=True)
-    assert simulate(graph).makespan_ns == whole + 153 + BLOCK
+    assert makespan(graph) == whole + 153 + BLOCK
 
 
 def test_tensors_are_counted_as_torch_saves_them():
     graph = block_of(UP, GELU, VIEW, DOWN, ADD, TWICE)
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     checkpointing(graph, layers="b.*")
-    assert simulate(graph).makespan_ns == whole + 33 + BLOCK + (2 + 1 + 2) * TENSOR
+    assert makespan(graph) == whole + 33 + BLOCK + (2 + 1 + 2) * TENSOR
 
 
 def test_without_numbers_of_nodes_whole_blocks_are_computed_again():
     p = Program()
     one_pass(p, [UP, GELU, DOWN], numbered=False)
     graph = p.graph()
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == whole + 70
+    assert makespan(graph) == whole + 70
     assert noted(graph, "no sequence numbers")
 
 
@@ -101,9 +98,9 @@ def test_every_block_of_every_pass_stops_by_itself():
     one_pass(p, [UP, DOWN], [UP, SOFTMAX])
     one_pass(p, [UP, DOWN], [UP, SOFTMAX], first=5)
     graph = p.graph()
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == whole + 2 * (10 + 10 + 160)
+    assert makespan(graph) == whole + 2 * (10 + 10 + 160)
 
 
 def test_copies_of_a_block_stop_too():
@@ -111,7 +108,7 @@ def test_copies_of_a_block_stop_too():
     forward = 10 + 20 + 40 + 80
     add_layers(graph, layers="b.0", count=2)
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == 3 * (forward + 4 * 100 + 10 + 20)
+    assert makespan(graph) == 3 * (forward + 4 * 100 + 10 + 20)
 
 
 def test_a_block_that_saves_nothing_is_not_computed_again():
@@ -119,9 +116,9 @@ def test_a_block_that_saves_nothing_is_not_computed_again():
     p = Program()
     one_pass(p, [VIEW, ADD], [UP, SOFTMAX])
     graph = p.graph()
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == whole + 170
+    assert makespan(graph) == whole + 170
 
 
 def test_kernels_go_with_the_calls_that_launch_them():
@@ -137,12 +134,12 @@ def test_kernels_go_with_the_calls_that_launch_them():
         p.rows[row]["sequence"] = number
     graph = p.graph()
     begin = 2 + 4  # an operator's own time before its launch, and the launch's latency
-    assert simulate(graph).makespan_ns == begin + 350 + 760
+    assert makespan(graph) == begin + 350 + 760
     checkpointing(graph, layers="b.*", python=False)
-    assert simulate(graph).makespan_ns == begin + 350 + 150 + 760
+    assert makespan(graph) == begin + 350 + 150 + 760
     names = kernel_names(graph)
     assert names == ["up", "gelu", "down", "up", "gelu", "down'", "gelu'", "up'"]
-    assert len(graph.select(kind="kernel").launches()) == 8
+    assert len(kernels(graph).launches()) == 8
     assert noted(graph, "the 57% of that work")  # 200 of 350
 
 
@@ -153,7 +150,7 @@ HOT = 50_000 + 82_000 + 6_900 + 12_300  # of a block that saves one tensor
 KIB = 1024
 
 
-def moving(rows: int, kernel: int | None = None) -> Graph:
+def moving(rows, kernel=None):
     #  |gelu forward 4|GeluBackward0 4|   on `rows` KiB, which it reads and writes
     p = Program()
     launch = () if kernel is None else (("gelu", kernel),)
@@ -164,7 +161,7 @@ def moving(rows: int, kernel: int | None = None) -> Graph:
     return p.graph()
 
 
-def python_ns(graph: Graph) -> list[int]:
+def python_ns(graph):
     checkpointing(graph, layers="a")
     found: list[int] = graph.select(name="checkpoint in Python").duration_ns.tolist()
     return found
@@ -189,8 +186,8 @@ def test_data_on_a_gpu_leaves_the_cpus_caches_as_they_are():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_the_step_has_it_in_both_passes(reentrant):
     graph = moving(rows=2_000)
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     checkpointing(graph, layers="a", reentrant=reentrant)
     tensors = 0 if reentrant else 6_900 + 12_300
     cold = round((2 * 2_000 * KIB - 250_000) * 0.009)
-    assert simulate(graph).makespan_ns == before + 4 + 50_000 + 82_000 + 2 * cold + tensors
+    assert makespan(graph) == before + 4 + 50_000 + 82_000 + 2 * cold + tensors

@@ -1,16 +1,13 @@
 """Modes of `compile`, graph breaks, single modules, graphs of parts of a step: each worked out by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations.compile import compile as compile_
-from recorded import Program, does_not_apply, kernel_names, noted, refuses
+from graph.small_graphs import kernels
+from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses
 
 import daydream
-from daydream import Graph, GraphError, simulate
+from daydream import GraphError
 from daydream.model import breaks_of
 from daydream.model.compiled_calls import BACKWARD, FORWARD, LIBRARY_CALL_NS
 
@@ -20,23 +17,23 @@ MUL = [("vectorized_elementwise_kernel mul", 7)]
 GEMM = [("ampere_sgemm", 20)]
 
 
-def on_device(optimizer: bool = True, asks: Sequence[str] = ()) -> Graph:
+def on_device(optimizer=True, asks=()):
     """A product and two element-wise kernels of each layer, forward and then backward."""
     program = Program()
     for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
         for layer in layers:
-            shapes = [[8, 8], [8, 8]]
+            shapes = "8x8 8x8"
             program.op("aten::mm", phase, *GEMM, shapes=shapes, layer=layer)
             program.op("aten::add", phase, *ADD, shapes=shapes, layer=layer)
             program.op("aten::mul", phase, *MUL, shapes=shapes, layer=layer)
     for op in asks:
         program.op(op, "forward", ("copy kernel", 5))
     if optimizer:
-        program.op("aten::add_", "optimizer", *ADD, shapes=[[8, 8]], layer=None)
+        program.op("aten::add_", "optimizer", *ADD, shapes="8x8", layer=None)
     return program.graph()
 
 
-def launches(graph: Graph) -> list[str]:
+def launches(graph):
     return [name for name in graph.select(kind="cpu").name.tolist() if "aunch" in name]
 
 
@@ -49,7 +46,7 @@ def test_only_the_forward_pass_is_a_graph():
     cuda_graphs(graph, phase="forward", launch_us=0.001)
     # 9 launches of the forward pass become one; 9 of the backward pass and the update's stay
     assert launches(graph) == ["cudaGraphLaunch", *before[9:]]
-    assert len(graph.select(kind="kernel")) == 9 + 9 + 1
+    assert len(kernels(graph)) == 9 + 9 + 1
 
 
 def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
@@ -142,7 +139,7 @@ def test_reduce_overhead_launches_each_compiled_pass_as_one_graph():
     assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [15_000, 15_000]
     default = on_device()
     compile_(default)
-    assert len(graph.select(kind="kernel")) == len(default.select(kind="kernel"))
+    assert len(kernels(graph)) == len(kernels(default))
 
 
 def test_max_autotune_shortens_products_alone_and_says_what_it_assumes():
@@ -164,7 +161,7 @@ def test_impossible_options_are_refused(options):
 # compile on a CPU
 
 
-def on_cpu() -> Graph:
+def on_cpu():
     program = Program()
     for phase, layers in (("forward", LAYERS), ("backward", LAYERS[::-1])):
         for layer in layers:
@@ -201,12 +198,12 @@ def test_a_speed_up_of_products_does_not_touch_what_is_around_them():
 BREAKS = [{"region": "0/0", "source": "train.py(12): forward", "reason": "Call to print"}]
 
 
-def broken(*, step: int = 0, program: Program | None = None, pieces: int = 2, **metadata) -> Graph:
+def broken(*, step=0, program=None, pieces=2, **metadata):
     """A compiled call of some graphs, 3 of Python before each, and the backward node of each."""
     program = program or Program()
     region: dict[str, str] = {"kind": "operator", "phase": "forward", "layer": "Model"}
 
-    def piece(number: int) -> None:
+    def piece(number):
         program.now += 3_000
         with program.range("CompiledFunction", **region):
             program.now += 4_000
@@ -263,9 +260,9 @@ def test_a_call_of_one_graph_has_no_breaks():
 
 def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_stay():
     graph = broken(pieces=2, graph_breaks=BREAKS)
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     compile_(graph)
     # of 2 x (3 + 4) us forward and 2 x 6 us backward a half goes
-    assert before - simulate(graph).makespan_ns == 7_000 + 6_000
+    assert before - makespan(graph) == 7_000 + 6_000
     assert graph.select(name="cpp_fused").duration_ns.tolist() == [10_000] * 4
     does_not_apply("compiled code already", compile_, broken(), graph_breaks=2)

@@ -1,15 +1,11 @@
 """Layers of what runs as a whole, a compiled call or a replay of a graph: what is known of which, by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._substitution import replace
 from recorded import Program, does_not_apply, ns_by_name
 
-from daydream import Graph
 
-
-def whole_call(function: str = "CompiledFunction", *, layers: bool = True) -> Graph:
+def whole_call(function="CompiledFunction", *, layers=True):
     """A norm and an MLP as one call of 10 and 30 ns, whose one node takes 20 and 60 ns."""
     program = Program()
     for name, phase, times in (

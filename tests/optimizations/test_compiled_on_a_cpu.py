@@ -1,17 +1,17 @@
 """Compiled code on a CPU: what stays, what becomes a loop, and what it costs beside its calculation."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from daydream.optimizations.compile import compile as compile_
+from graph.small_graphs import names
 from graph.small_traces import op, trace
 from recorded import Program, does_not_apply
+from shapes import dims
 
 import daydream
-from daydream import Graph, simulate
-from daydream.collect.live.recording_cost import TYPICAL
+from daydream import simulate
+from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.graph.tables import Lane
 from daydream.model.compiled_calls import (
@@ -37,16 +37,14 @@ PRODUCT = [[WIDE], [ROWS, WIDE], [WIDE, WIDE], [], []]
 PYTHON = 5_000
 
 
-def call(
-    program: Program, name: str, phase: str, ns: int, shapes: object = None, *inner, layer: str = "body"
-):
+def call(program, name, phase, ns, shapes=None, *inner, layer="body"):
     """Record an operator that takes `ns` by itself behind its inner calls, and Python behind it."""
     with program.range(
         name,
         "operator",
         phase=phase,
         op=name,
-        shapes=shapes and json.dumps(shapes),
+        shapes=shapes and json.dumps(dims(shapes)),
         dtype="float32",
         layer=layer,
     ):
@@ -57,7 +55,7 @@ def call(
     program.now += PYTHON
 
 
-def perceptron(**columns: str) -> Graph:
+def perceptron(**columns):
     """A linear layer, two element-wise calls, a view; a loss; their backward pass; an update."""
     program = Program()
     call(program, "aten::linear", "forward", 2_000, ACTIVATION,
@@ -73,7 +71,7 @@ def perceptron(**columns: str) -> Graph:
          ("aten::mm", "backward", 100_000, PRODUCT[1:3]), **columns)  # fmt: skip
     call(program, "torch::autograd::AccumulateGrad", "backward", 3_000, None, **columns)
     for _ in range(9):
-        call(program, "aten::add_", "optimizer", 4_000, [[8], [8], []], layer=None)
+        call(program, "aten::add_", "optimizer", 4_000, "8 8 -", layer=None)
     return program.graph(vendor="cpu")
 
 
@@ -81,12 +79,10 @@ def test_library_calls_stay_and_what_lies_between_becomes_a_loop():
     graph = perceptron()
     loss = graph.select(layer="loss").duration_ns.tolist()
     compile_(graph)
-    assert graph.select(phase="forward").name.tolist() == [
-        "guards and wrappers", "aten::addmm", "fused loop", "wrappers",
-    ]  # fmt: skip
-    assert graph.select(phase="backward", layer="body").name.tolist() == [
-        "guards and wrappers", "fused loop", "aten::mm", "wrappers", "torch::autograd::AccumulateGrad",
-    ]  # fmt: skip
+    assert names(graph.select(phase="forward")) == "guards and wrappers, aten::addmm, fused loop, wrappers"
+    assert names(graph.select(phase="backward", layer="body")) == (
+        "guards and wrappers, fused loop, aten::mm, wrappers, torch::autograd::AccumulateGrad"
+    )
     assert graph.select(layer="loss").duration_ns.tolist() == loss
     assert len(graph.select(phase="optimizer")) == 9
 
@@ -184,7 +180,7 @@ def test_a_module_that_calls_a_recurrent_layer_stays_as_it_is():
     call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer="encoder.act")
     graph = program.graph(vendor="cpu")
     compile_(graph)
-    assert graph.select(layer="decoder.*").name.tolist() == ["aten::embedding", "aten::lstm"]
+    assert names(graph.select(layer="decoder.*")) == "aten::embedding, aten::lstm"
     assert graph.select(name="fused loop").layer.tolist() == ["encoder.act"]
 
 
@@ -210,14 +206,12 @@ def test_attention_that_torch_writes_out_is_taken_apart():
     heads = [[16, 20, 20], [16, 20, 20]]
     call(program, "aten::_scaled_dot_product_attention_math", "forward", 1_000, None,
          ("aten::bmm", "forward", 20_000, heads),
-         ("aten::_softmax", "forward", 90_000, [[16, 20, 200], [], []]),
+         ("aten::_softmax", "forward", 90_000, "16x20x200 - -"),
          ("aten::bmm", "forward", 20_000, heads))  # fmt: skip
     graph = program.graph(vendor="cpu")
     compile_(graph)
     forward = graph.select(phase="forward").where(lambda tasks: tasks.duration_ns > 0)
-    assert forward.name.tolist() == [
-        "guards and wrappers", "aten::bmm", "fused loop", "aten::bmm", "wrappers",
-    ]  # fmt: skip
+    assert names(forward) == "guards and wrappers, aten::bmm, fused loop, aten::bmm, wrappers"  # fmt: skip
 
 
 @pytest.mark.parametrize(("breaks", "share"), [(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0)])
@@ -275,5 +269,5 @@ def test_a_convolution_channels_last_pads_no_channels(channels, left):
 
 def test_a_convolution_of_a_series_keeps_its_layout():
     program = Program()
-    call(program, "aten::convolution", "forward", 9_000, [[4, 20, 12], [20, 20, 3]])
+    call(program, "aten::convolution", "forward", 9_000, "4x20x12 20x20x3")
     assert channels_last_factors(program.graph(vendor="cpu").select(phase="forward")).tolist() == [1]

@@ -1,7 +1,5 @@
 """Random numbers in compiled code on a CPU: what drawing them takes replaces what torch took."""
 
-from __future__ import annotations
-
 import pytest
 from graph.small_traces import op, trace
 
@@ -18,7 +16,7 @@ from daydream.model.compiled_calls import (
 ONE, TWO = "[[10,100],[],[]]", "[[10,100],[10,100]]"
 
 
-def dropped(draw: str = "aten::bernoulli_", *, ahead: str | None = None, behind: str | None = None):
+def dropped(draw="aten::bernoulli_", *, ahead=None, behind=None):
     """Return the graph of a dropout of 1,000 elements, forward and backward: 10 us to draw, 4 to multiply.
 
     With a softmax ahead of it, or a normalization behind: no product is between them.

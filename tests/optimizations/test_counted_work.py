@@ -3,13 +3,12 @@
 The counters here are made: no public recording has a training trace and counters of it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from daydream.optimizations._hardware import bank_conflicts, roofline
 from daydream.optimizations._kernels import tf32
 from daydream.optimizations.autocast import amp, autocast
+from graph.small_graphs import kernels
 from recorded import does_not_apply, kernel_ns, noted, refuses
 
 from daydream import NotApplicableError, Trace, build
@@ -92,10 +91,10 @@ def families(*more):
 
 def test_twelve_families_are_classified_as_by_hand():
     graph = families(("tiny", 1_400, None))
-    kernels = graph.select(kind="kernel")
-    assert bound(graph, kernels).kind.tolist() == [kind for *_, kind in FAMILIES] + ["latency"]
-    assert rule_of(graph, kernels).tolist() == ["counters"] * 12 + ["names"]
-    assert counted_kind(graph, kernels).tolist() == [kind for *_, kind in FAMILIES] + [None]
+    work = kernels(graph)
+    assert bound(graph, work).kind.tolist() == [kind for *_, kind in FAMILIES] + ["latency"]
+    assert rule_of(graph, work).tolist() == ["counters"] * 12 + ["names"]
+    assert counted_kind(graph, work).tolist() == [kind for *_, kind in FAMILIES] + [None]
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1.001, "compute"), (0.999, "memory")])
@@ -107,7 +106,7 @@ def test_the_ridge_is_at_peak_over_bandwidth(factor, kind):
 
 def test_where_names_and_counters_disagree_a_note_names_kernels_and_time():
     graph = families()
-    rule, contradicted = evidence(graph, graph.select(kind="kernel"))
+    rule, contradicted = evidence(graph, kernels(graph))
     assert rule == "What bounds the kernels is known by counters for 100.0% of their time."
     assert contradicted.startswith(
         "Counters contradict the names of 4 kernels, 33.3% of the time, and decide: "
@@ -119,9 +118,9 @@ def test_where_names_and_counters_disagree_a_note_names_kernels_and_time():
 
 def test_the_papers_amp_goes_by_counters_and_says_so():
     gemm = "ampere_sgemm_128x64_tn"
-    kernels = [(gemm, 120 * US, at(0.9, 0.1, 120 * US)), (gemm, 120 * US, at(0.1, 0.9, 120 * US)),
+    work = [(gemm, 120 * US, at(0.9, 0.1, 120 * US)), (gemm, 120 * US, at(0.1, 0.9, 120 * US)),
                (gemm, 120 * US, at(0.1, 0.1, 120 * US)), (gemm, 120 * US, None)]  # fmt: skip
-    graph = build(recorded(*kernels))
+    graph = build(recorded(*work))
     amp(graph, model="paper")
     assert kernel_ns(graph) == [40 * US, 60 * US, 120 * US, 40 * US]
     assert noted(graph, "Counters contradict the names of 2 kernels, 50.0% of the time")
@@ -153,8 +152,8 @@ def conflicts(share):
 
 
 def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
-    kernels = ("a", 100 * US, conflicts(0.25)), ("b", 50 * US, conflicts(0)), ("c", 50 * US, None)
-    graph = build(recorded(*kernels))
+    work = ("a", 100 * US, conflicts(0.25)), ("b", 50 * US, conflicts(0)), ("c", 50 * US, None)
+    graph = build(recorded(*work))
     bank_conflicts(graph)
     assert kernel_ns(graph) == [75 * US, 50 * US, 50 * US]
     (note,) = [note for note in graph.facts.notes if note.startswith("Bank conflicts")]
@@ -165,9 +164,9 @@ def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.999, 1.0])
 def test_conflicts_never_give_more_than_their_share(share):
     graph = build(recorded(("a", 100 * US, conflicts(share)), ("b", 100 * US, None)))
-    before = device_ns(graph.select(kind="kernel"))
+    before = device_ns(kernels(graph))
     bank_conflicts(graph)
-    assert before * (1 - share / 2) - 1 <= device_ns(graph.select(kind="kernel")) <= before
+    assert before * (1 - share / 2) - 1 <= device_ns(kernels(graph)) <= before
 
 
 @pytest.mark.parametrize(
@@ -183,9 +182,9 @@ def test_without_conflict_counters_it_is_refused(counts, said):
 
 
 def test_the_roofline_by_hand():
-    kernels = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
+    work = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
                ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
-    graph = build(recorded(*kernels))
+    graph = build(recorded(*work))
     roofline(graph, reach=0.8)
     a, b, c, d, tiny = kernel_ns(graph)
     assert a == 50 * US  # 0.4 of the peak becomes 0.8
@@ -197,9 +196,9 @@ def test_the_roofline_by_hand():
 @pytest.mark.parametrize("reach", [0.3, 0.5, 0.8, 1.0])
 def test_laws_of_the_roofline(reach):
     graph = families(("tiny", 1_400, None))
-    old = graph.select(kind="kernel").duration_ns
+    old = kernels(graph).duration_ns
     roofline(graph, reach=reach)
-    new = graph.select(kind="kernel").duration_ns
+    new = kernels(graph).duration_ns
     assert (new <= old).all()
     best = [max(counts["flop"] / FLOP_RATE, counts["dram_bytes"] / BANDWIDTH) for _, counts, _ in FAMILIES]
     assert (new[:12] + 1 >= np.minimum(np.array(best) / reach, old[:12])).all()
@@ -219,6 +218,6 @@ def test_more_reach_is_never_slower():
     for reach in (0.5, 0.7, 0.9, 1.0):
         graph = families()
         roofline(graph, reach=reach)
-        times.append(device_ns(graph.select(kind="kernel")))
+        times.append(device_ns(kernels(graph)))
     assert times == sorted(times, reverse=True)
     assert times[0] > times[-1]

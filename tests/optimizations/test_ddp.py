@@ -1,7 +1,5 @@
 """DistributedDataParallel and its buckets: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -14,7 +12,7 @@ from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, does_not_apply, makespans, noted
+from recorded import Program, does_not_apply, makespan, makespans, noted
 from shared import shared_replay
 from training_programs import (
     A100,
@@ -28,7 +26,7 @@ from training_programs import (
     two_layers_on_a_cpu,
 )
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError, simulate
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import floor_ns
 from daydream.costs.network.cluster_names import find_cluster
@@ -42,7 +40,7 @@ def test_buckets_are_reduced_beside_the_backward_pass_and_the_optimizer_waits():
     #  stream 7    6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|            |update 30|
     #  all-reduce                                    166|40|   226|40|
     graph = training()
-    assert simulate(graph).makespan_ns == 6 + 2 * 50 + 2 * 60 + 30
+    assert makespan(graph) == 6 + 2 * 50 + 2 * 60 + 30
     ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)  # a ring of 2 moves 4,000 B at 100 B/ns
     ran = times(graph)
     assert ran["all-reduce"] == [(166, 166 + 40), (226, 226 + 40)]
@@ -54,7 +52,7 @@ def test_one_bucket_begins_with_the_last_gradient():
     graph = training()
     ddp(graph, workers=2, bandwidth=100.0)
     assert times(graph)["all-reduce"] == [(226, 226 + 80)]
-    assert simulate(graph).makespan_ns == 226 + 80 + 30
+    assert makespan(graph) == 226 + 80 + 30
 
 
 def test_each_all_reduce_brings_a_launch_and_the_thread_goes_on():
@@ -91,7 +89,7 @@ def test_every_step_has_its_own_buckets():
     reduced = graph.select(kind="collective")
     assert reduced.step.tolist() == [0, 1, 2]
     assert reduced.bytes.tolist() == [8000] * 3
-    assert simulate(graph).makespan_ns == 6 + 3 * (2 * 50 + 2 * 60 + 80 + 30)
+    assert makespan(graph) == 6 + 3 * (2 * 50 + 2 * 60 + 80 + 30)
 
 
 def test_of_several_backward_passes_the_last_one_is_reduced():
@@ -206,7 +204,7 @@ def test_a_named_cluster_prices_the_buckets_and_grows_to_hold_the_workers():
 # bucket-size
 
 
-def distributed(*reduced_behind: int, duration: int = 100_000, hooks: bool = True, **metadata) -> Graph:
+def distributed(*reduced_behind, duration=100_000, hooks=True, **metadata):
     """Training of two layers with DDP: behind these layers' gradients a bucket is reduced, on stream 13.
 
     Two of them are buckets of 4,000 B, a single one holds 8,000 B.
@@ -290,7 +288,7 @@ def test_bucket_size_says_why_it_does_not_apply(graph, options, error, words):
 LONG_US = find_cluster("dgx-a100").all_reduce_ns(30 * 2**20, 2) / 1000  # of a bucket of 30 MiB
 
 
-def unsized(*, phases: bool = True) -> Graph:
+def unsized(*, phases=True):
     #  thread 2    |g1|g2|all-reduce|g3|g4|all-reduce|        thread 1   ... |update|
     #  stream 7    |g1 90|g2 90|g3 90|g4 90|                                              |update 30|
     #  stream 13               |all-reduce of 30 MiB    |all-reduce of 30 MiB|
@@ -334,7 +332,7 @@ def test_parts_of_buckets_of_unknown_size_begin_behind_the_work_before_them():
 UPDATE = "void at::native::vectorized_elementwise_kernel<4, at::native::add>"
 
 
-def without_operators() -> Graph:
+def without_operators():
     #  thread 1 |f|            thread 2  |nt 0|nn|nt 1|     thread 1   |update|
     rows = launched("sgemm_128x64_tn", 0, 10, 90, 1, phase="forward")
     for number, name in enumerate(("sgemm_128x64_nt", "sgemm_128x64_nn", "sgemm_32x32_nt"), 2):

@@ -1,18 +1,17 @@
 """vDNN and Gist: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._offload import gist, vdnn
-from recorded import Program, does_not_apply, makespans, refuses, thread_and_stream
+from graph.small_graphs import named
+from recorded import Program, does_not_apply, makespan, makespans, refuses, thread_and_stream
 from training_programs import times
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError, simulate
 
-INPUT = [[10, 100], [8, 100]]  # 1,000 floats, 4,000 B
+INPUT = "10x100 8x100"  # 1,000 floats, 4,000 B
 
 
-def convolutions(count: int = 3, *, forward: int = 50, backward: int = 60, shapes=INPUT) -> Graph:
+def convolutions(count=3, *, forward=50, backward=60, shapes=INPUT):
     program = Program()
     for number in range(count):
         program.op("aten::conv2d", "forward", (f"conv {number}", forward), shapes=shapes)
@@ -22,7 +21,7 @@ def convolutions(count: int = 3, *, forward: int = 50, backward: int = 60, shape
     return program.graph()
 
 
-def start(graph: Graph) -> dict[str, int]:
+def start(graph):
     timeline = simulate(graph)
     return dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
 
@@ -35,13 +34,13 @@ def test_copies_run_beside_their_layers_and_cost_nothing_where_they_fit():
     #  offload     |0 40|   56|1 40|        prefetch 156|1 40| 216|0 40|
     # The first offload's launch follows conv 0's own, on the CPU: begun at 8, there 4 ns later.
     graph = convolutions()
-    assert simulate(graph).makespan_ns == 6 + 3 * 50 + 3 * 60
+    assert makespan(graph) == 6 + 3 * 50 + 3 * 60
     vdnn(graph, bandwidth=100.0)  # 4,000 B at 100 B/ns: 40 ns
-    assert graph.select(name="^offload$").duration_ns.tolist() == [40, 40]
+    assert named(graph, "offload").duration_ns.tolist() == [40, 40]
     ran = times(graph)
     assert ran["offload"] == [(8 + 4, 52), (56, 96)]
     assert ran["prefetch"] == [(156, 196), (216, 256)]
-    assert simulate(graph).makespan_ns == 6 + 3 * 50 + 3 * 60
+    assert makespan(graph) == 6 + 3 * 50 + 3 * 60
     assert set(graph.select(kind="memcpy").lane) == {"vdnn offload", "vdnn prefetch"}
     assert graph.lint() == []
 
@@ -88,7 +87,7 @@ def test_the_memory_saved_is_told():
         (convolutions, {}, NotApplicableError, "--bandwidth"),
         (convolutions, {"ahead": 0}, GraphError, "1 or more"),
         (convolutions, {"bandwidth": 0.0}, GraphError, "bandwidth must be above 0"),
-        (lambda: thread_and_stream(("gemm", 5, "forward")), {}, NotApplicableError, "no convolutions"),
+        (lambda: thread_and_stream("gemm 5 forward"), {}, NotApplicableError, "no convolutions"),
     ],
 )
 def test_where_nothing_can_be_offloaded_it_says_why(graph, options, error, words):
@@ -99,10 +98,10 @@ def test_where_nothing_can_be_offloaded_it_says_why(graph, options, error, words
 # Gist
 
 
-def activations(nodes: int = 2, tiny: int = 0) -> Graph:
+def activations(nodes=2, tiny=0):
     program = Program()
     for _ in range(2):
-        program.op("aten::relu", "forward", ("relu", 40), shapes=[[1000, 1000]])
+        program.op("aten::relu", "forward", ("relu", 40), shapes="1000x1000")
     for _ in range(nodes):
         with program.range("ReluBackward0", "operator", phase="backward"):
             program.op("aten::threshold_backward", "backward", ("grad", 60))
@@ -116,7 +115,7 @@ def test_a_kernel_as_short_as_any_is_all_fixed_cost():
     graph = activations()
     gist(graph, ratio=2.0)
     assert graph.select(name="^(encode|decode)$").duration_ns.tolist() == [40] * 4
-    assert simulate(graph).makespan_ns == 6 + 2 * (40 + 40) + 2 * (40 + 60)
+    assert makespan(graph) == 6 + 2 * (40 + 40) + 2 * (40 + 60)
     assert len(graph.select(name="^(encode|decode)$").launches()) == 4
 
 

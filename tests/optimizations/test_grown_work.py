@@ -1,7 +1,5 @@
 """What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from daydream.optimizations._hardware import scale
@@ -9,10 +7,10 @@ from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.pipeline import input_bytes
 from daydream.optimizations.tensor_parallel import divided_work
+from graph.small_graphs import kernels, named
 from recorded import Program, of_calls
 from test_model_parallel import transformer
 
-from daydream import Graph
 from daydream.costs import work
 from daydream.costs.device.call_scaling import copies_ns, link_bandwidth, memory_bandwidth
 from daydream.costs.kernels import floor_ns
@@ -21,13 +19,13 @@ MIB = 2**20
 PINNED = "Memcpy HtoD (Pinned -> Device)"
 
 
-def streaming() -> Graph:
+def streaming():
     """An addition of 8 x 262,144 floats, 8 MiB each: 24 MiB moved in 12 x 2**20 ns, 2 B/ns."""
     return of_calls(
-        ("linear", [[8, 16], [32, 16], [32]]),
-        ("add", [[8, 262144], [8, 262144], []]),
-        ("mm", [[32, 8], [8, 16]], "backward"),
-        ("add_", [[32, 16], [32, 16], []], "optimizer"),
+        "linear 8x16 32x16 32",
+        "add 8x262144 8x262144 -",
+        "mm 32x8 8x16 backward",
+        "add_ 32x16 32x16 - optimizer",
         ns=12 * MIB,
     )
 
@@ -36,7 +34,7 @@ def streaming() -> Graph:
     lambda graph: batch_size(graph, factor=4),
     lambda graph: batch_size(graph, factor=0.5),
     lambda graph: scale(graph, factor=0.1),
-    lambda graph: graph.select(name="^add$").remove(),
+    lambda graph: named(graph, "add").remove(),
 ])  # fmt: skip
 def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edit):
     graph = streaming()
@@ -51,8 +49,8 @@ def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edi
 def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
     #  add_ of 2 x 4 MiB into 4 MiB: 12 MiB in 2 + 2 + 6,000,000 ns
     p = Program()
-    p.host("aten::add_", "backward", 6_000_000, shapes=[[8, 131072], [8, 131072], []])
-    p.host("aten::linear", "forward", 1_000, shapes=[[8, 16], [32, 16], [32]])
+    p.host("aten::add_", "backward", 6_000_000, shapes="8x131072 8x131072 -")
+    p.host("aten::linear", "forward", 1_000, shapes="8x16 32x16 32")
     graph = p.graph()
     rate = 12 * MIB / 6_000_000
     assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
@@ -63,21 +61,21 @@ def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
 def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
     graph = streaming()
     batch_size(graph, factor=4)
-    after = work(graph, graph.select(kind="kernel"))
+    after = work(graph, kernels(graph))
     # 32 x 16 weights; the update's work is that of the parameters.
     assert after.flop.tolist() == [2 * 32 * 16 * 32, 32 * 262144, 2 * 32 * 16 * 32, 32 * 16]
     moved = [32 * 16 + 32 * 16 + 32 * 32 + 32, 3 * 32 * 262144, 32 * 32 + 32 * 16 + 32 * 16, 3 * 32 * 16]
     assert after.nbytes.tolist() == [4 * elements for elements in moved]
-    shapes = graph.select(kind="kernel").shapes.tolist()
+    shapes = kernels(graph).shapes.tolist()
     assert shapes[0] == "[[32,16],[32,16],[32]]"
     assert shapes[2] == "[[32,32],[32,16]]"
 
 
 def test_work_of_unknown_batch_grows_by_the_factor():
     phases = ("forward", "backward", "optimizer")
-    graph = of_calls(*[("add", [[1000], [1000]], phase) for phase in phases])
+    graph = of_calls(*[("add", "1000 1000", phase) for phase in phases])
     batch_size(graph, factor=3)
-    assert work(graph, graph.select(kind="kernel")).flop.tolist() == [3000, 3000, 1000]
+    assert work(graph, kernels(graph)).flop.tolist() == [3000, 3000, 1000]
 
 
 def test_work_that_is_repeated_after_it_grew_is_grown():
@@ -90,8 +88,8 @@ def test_work_that_is_repeated_after_it_grew_is_grown():
 def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     p = Program()
     p.op("aten::copy_", "data", (PINNED, 4 * MIB))
-    p.op("aten::linear", "forward", ("gemm", 1_000), shapes=[[8, 16], [32, 16], [32]])
-    p.op("aten::linear", "backward", ("gemm", 1_000), shapes=[[8, 16], [32, 16], [32]])
+    p.op("aten::linear", "forward", ("gemm", 1_000), shapes="8x16 32x16 32")
+    p.op("aten::linear", "backward", ("gemm", 1_000), shapes="8x16 32x16 32")
     for row in p.rows:
         if row["kind"] == "memcpy":
             row["bytes"] = 8 * MIB
@@ -102,11 +100,11 @@ def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     assert link_bandwidth(graph) == pytest.approx(2.0)
 
 
-def network() -> Graph:
+def network():
     p = Program()
     for number in range(2):
-        p.op("aten::conv2d", "forward", (f"conv {number}", 50), shapes=[[6, 4, 8, 8], [4, 4, 3, 3], []])
-        p.op("aten::relu", "forward", (f"relu {number}", 50), shapes=[[6, 4, 8, 8]])
+        p.op("aten::conv2d", "forward", (f"conv {number}", 50), shapes="6x4x8x8 4x4x3x3 -")
+        p.op("aten::relu", "forward", (f"relu {number}", 50), shapes="6x4x8x8")
     for number in (1, 0):
         with p.range("ReluBackward0", "operator", phase="backward"):
             p.op("aten::threshold_backward", "backward", (f"relu' {number}", 60), shapes=[[6, 4, 8, 8]] * 2)
@@ -147,10 +145,10 @@ def test_sums_of_divided_layers_are_those_of_the_larger_batch():
 
 
 def test_longer_sequences_in_a_larger_batch_are_both_there():
-    graph = of_calls(("linear", [[2, 10, 16], [32, 16], [32]]), ("_softmax", [[2, 2, 10, 10], [], []]))
+    graph = of_calls("linear 2x10x16 32x16 32", "_softmax 2x2x10x10 - -")
     sequence_length(graph, length=30)
     batch_size(graph, factor=2, recorded=2)
-    kernels = graph.select(kind="kernel")
-    assert kernels.shapes.tolist() == ["[[4,30,16],[32,16],[32]]", "[[4,2,30,30],[],[]]"]
-    after = work(graph, kernels)
+    chosen = kernels(graph)
+    assert chosen.shapes.tolist() == ["[[4,30,16],[32,16],[32]]", "[[4,2,30,30],[],[]]"]
+    after = work(graph, chosen)
     assert after.flop.tolist() == [2 * 4 * 30 * 16 * 32, 5 * 4 * 2 * 30 * 30]

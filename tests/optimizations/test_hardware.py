@@ -1,14 +1,14 @@
 """Another GPU, CPU or host link: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from daydream.optimizations._hardware import MODEL_ERROR, cpu, gpu, pcie
+from graph.small_graphs import kernels, put
 from recorded import (
     Program,
     does_not_apply,
     kernel_ns,
+    makespan,
     makespans,
     noted,
     refuses,
@@ -16,7 +16,7 @@ from recorded import (
     wait_before,
 )
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import find_device, retime, under_load
 from daydream.predict import graph_diff
 
@@ -31,27 +31,27 @@ BEGIN = 2 + 4
 def test_a_faster_cpu_shortens_work_and_pauses_but_no_waits():
     #  thread  |begin 0|launch 6|        sync 4, waits for the kernel|work 20|gap 10|work 20|
     #  stream           4|kernel 100|
-    graph = thread_and_stream(("k", 100, "forward"))
-    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=20, gap_ns=10)
-    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=20)
+    graph = thread_and_stream("k 100 forward")
+    put(graph, "work", "thread 1", 20, gap_ns=10)
+    put(graph, "work", "thread 1", 20)
     wait_before(graph, graph.select(name="work").first(), cost=4)
-    assert simulate(graph).makespan_ns == 4 + 100 + 4 + 20 + 10 + 20
+    assert makespan(graph) == 4 + 100 + 4 + 20 + 10 + 20
     cpu(graph, speedup=2)
-    assert simulate(graph).makespan_ns == 4 + 100 + (4 + 20 + 10 + 20) / 2
+    assert makespan(graph) == 4 + 100 + (4 + 20 + 10 + 20) / 2
 
 
 @pytest.mark.parametrize("speedup", [0.5, 2, 5])
 def test_without_device_work_the_step_takes_its_share(speedup):
     graph = Graph()
     for _ in range(3):
-        graph.insert("work", kind="cpu", lane="main", duration_ns=100, gap_ns=50)
+        put(graph, "work", "main", 100, gap_ns=50)
     cpu(graph, speedup=speedup)
-    assert simulate(graph).makespan_ns == (3 * 100 + 2 * 50) / speedup
+    assert makespan(graph) == (3 * 100 + 2 * 50) / speedup
 
 
 def test_a_faster_cpu_is_never_slower():
-    def three() -> Graph:
-        return thread_and_stream(("a", 5, "forward"), ("b", 5, "forward"), ("c", 5, "forward"))
+    def three():
+        return thread_and_stream("a 5 forward, b 5 forward, c 5 forward")
 
     times = makespans(cpu, three, "speedup", (4, 2, 1.5, 0.5))
     assert times == sorted(times)
@@ -61,21 +61,21 @@ def test_no_step_gains_more_than_its_cpu_does():
     #  three tasks of 300 ns with 10 ns between them: 1 ns each at the least, and never 0
     graph = Graph()
     for _ in range(3):
-        graph.insert("work", kind="cpu", lane="main", duration_ns=300, gap_ns=10)
+        put(graph, "work", "main", 300, gap_ns=10)
     cpu(graph, speedup=1000)
-    assert simulate(graph).makespan_ns == 3 * 1 + 2 * 1
+    assert makespan(graph) == 3 * 1 + 2 * 1
 
 
 def test_cpus_that_are_no_question_are_refused():
     refuses("more than 0", cpu, Graph(), speedup=0)
-    does_not_apply("as it is", cpu, thread_and_stream(("k", 5, "forward")), speedup=1)
+    does_not_apply("as it is", cpu, thread_and_stream("k 5 forward"), speedup=1)
     does_not_apply("work on the CPU", cpu, Graph(), speedup=2)
 
 
 # GPU
 
 
-def v100_program() -> Program:
+def v100_program():
     p = Program()
     p.op("aten::to", "data", ("Memcpy HtoD (Pinned -> Device)", 6_400))
     p.op("my::op", "forward", ("streaming", 905_000))
@@ -83,7 +83,7 @@ def v100_program() -> Program:
     return p
 
 
-def products(*dtypes: str | None, device: str = "Tesla V100-SXM2-16GB") -> Graph:
+def products(*dtypes, device="Tesla V100-SXM2-16GB"):
     """Return products of unknown work, each of 905 us, by their names alone."""
     p = Program()
     for _ in dtypes:
@@ -102,7 +102,7 @@ def test_kernels_of_unknown_work_go_with_the_bandwidth_or_the_peak():
     streaming = round(5_000 + 900_000 * 900 / 3352)
     product = round(5_000 + 900_000 * 15.7 / 66.9)
     assert graph.select(on="gpu").duration_ns.tolist() == [6_400 * 16 / 64, streaming, product]
-    assert simulate(graph).makespan_ns == BEGIN + 1_600 + streaming + product
+    assert makespan(graph) == BEGIN + 1_600 + streaming + product
     assert noted(graph, "From a V100 SXM2 to a H100 SXM")
 
 
@@ -127,7 +127,7 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
 def test_a_gpu_by_a_factor_leaves_the_link_alone():
     graph = v100_program().graph()
     gpu(graph, speedup=2)
-    assert simulate(graph).makespan_ns == BEGIN + 6_400 + 905_000
+    assert makespan(graph) == BEGIN + 6_400 + 905_000
 
 
 def test_a_faster_gpu_is_never_slower():
@@ -159,7 +159,7 @@ def test_gpus_that_cannot_be_asked_for_are_refused():
 
 def test_a_gpu_without_units_for_the_trace_s_type_is_refused():
     p = Program()
-    p.op("aten::mm", "forward", ("gemm", 10_000), shapes=[[8, 8], [8, 8]], dtype="bfloat16")
+    p.op("aten::mm", "forward", ("gemm", 10_000), shapes="8x8 8x8", dtype="bfloat16")
     with pytest.raises(NotApplicableError, match="no bfloat16 units"):
         gpu(p.graph(devices=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]), to="v100")
 
@@ -190,7 +190,7 @@ def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
 def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
     #  my_gemm  of unknown type, and a kernel in `beside`; from an A100, whose peaks of both types are alike,
     #  to an MI100, which has 184.6 TFLOP/s in float16 and 92.3 in bfloat16, or to a V100 without bfloat16
-    def graph_with(beside: str) -> Graph:
+    def graph_with(beside):
         p = Program()
         p.op("my::op", "forward", ("my_gemm", 905_000))
         p.op("my::op", "forward", ("gelu", 905_000), dtype=beside)
@@ -209,7 +209,7 @@ def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
         gpu(graph_with("bfloat16"), to="v100")
 
 
-def half_product_ns(here: str, there: str) -> Graph:
+def half_product_ns(here, there):
     graph = products("float16", device=here)
     gpu(graph, to=there)
     return graph
@@ -225,7 +225,7 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
     new = 5_000 + 900_000 * 0.45 * 1307.4 / (0.93 * 312)
     assert kernel_ns(graph) == [round(new)]
     fixed = 5_000 * 1_400 / 5_000
-    h100 = half_product_ns(MI300X, "h100").select(kind="kernel").duration_ns[0] - fixed
+    h100 = kernels(half_product_ns(MI300X, "h100")).duration_ns[0] - fixed
     assert (new - 5_000) / h100 == pytest.approx(989.4 / 312, rel=1e-4)
     (_, doubt), *_ = graph.doubted
     assert doubt.tolist() == [pytest.approx(np.hypot(0.1, MODEL_ERROR))]
@@ -234,7 +234,7 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
 
 def test_gpus_are_ranked_alike_from_whichever_the_trace_is():
     # an MI355X is taken to sustain between 0.45 and 0.93: the range reaches both
-    def body(here: str, there: str) -> float:
+    def body(here, there):
         return float(under_load(find_device(here), find_device(there)).of_peak)
 
     assert body("mi355x", "h100") == pytest.approx(body("mi355x", "mi300x") * body("mi300x", "h100"))
@@ -250,7 +250,7 @@ def test_gpus_are_ranked_alike_from_whichever_the_trace_is():
 # Host link
 
 
-def copies(*given: tuple[str, int, int]) -> Graph:
+def copies(*given):
     #  stream 4|copy|copy|kernel 1,000|
     work = [(name, ns, "forward") for name, _, ns in given]
     graph = thread_and_stream(*work, ("k", 1_000, "forward"))
@@ -265,9 +265,9 @@ BACK = "Memcpy DtoH (Device -> Pinned)"
 def test_the_part_of_a_copy_that_is_on_the_link_changes():
     # The pinned copy goes at 8 GB/s; the pageable one takes twice its time on the link: half is staging.
     graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
-    assert simulate(graph).makespan_ns == 4 + 4 * MIB / 8 + 2 * MIB / 4 + 1_000
+    assert makespan(graph) == 4 + 4 * MIB / 8 + 2 * MIB / 4 + 1_000
     pcie(graph, bandwidth=16)
-    assert simulate(graph).makespan_ns == 4 + 4 * MIB / 16 + (2 * MIB / 8 + 2 * MIB / 16) + 1_000
+    assert makespan(graph) == 4 + 4 * MIB / 16 + (2 * MIB / 8 + 2 * MIB / 16) + 1_000
 
 
 def test_each_direction_goes_from_its_own_rate():
@@ -283,7 +283,7 @@ def test_the_recorded_rate_can_be_given():
 
 
 def test_a_faster_link_is_never_slower():
-    def both() -> Graph:
+    def both():
         return copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
 
     times = makespans(pcie, both, "bandwidth", (64, 32, 16, 4, 1))
@@ -297,9 +297,7 @@ def test_links_that_are_no_question_are_refused():
     does_not_apply(
         "not known; give --recorded", pcie, copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16
     )
-    does_not_apply(
-        "copies between CPU and device", pcie, thread_and_stream(("k", 5, "forward")), bandwidth=16
-    )
+    does_not_apply("copies between CPU and device", pcie, thread_and_stream("k 5 forward"), bandwidth=16)
 
 
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():

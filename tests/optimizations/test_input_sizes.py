@@ -1,17 +1,16 @@
 """Sequence length and batch size, by recorded shapes: each answer worked out by hand."""
 
-from __future__ import annotations
-
 from math import isnan, prod
 
 import pytest
 from daydream.optimizations._optimizer import fused_adam
 from daydream.optimizations.batch_size import batch_size, sequence_length
+from graph.small_graphs import kernels
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespans, noted, of_calls, refuses
+from recorded import Program, does_not_apply, kernel_ns, makespan, makespans, noted, of_calls, refuses
 from shared import shared_replay
 
-from daydream import Graph, simulate
+from daydream import Graph
 from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
 from daydream.costs.device.launch_grids import growth_by_grids
 from daydream.costs.resize.growth import growth_of
@@ -20,21 +19,21 @@ from daydream.graph.build import build
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
 
-def grown(graph: Graph) -> list[float]:
+def grown(graph):
     """Return by how much the time above the fixed cost of 5 us grew."""
     return [round(float(ns - 5_000) / 75_000, 2) for ns in kernel_ns(graph)]
 
 
-def attention(tokens: int = 10) -> Graph:
+def attention(tokens=10):
     """Features 16 wide, and heads 8; the backward pass ends with what is done with parameters alone."""
     return of_calls(
         ("linear", [[2, tokens, 16], [16, 16], [16]]),
         ("bmm", [[4, tokens, 8], [4, 8, tokens]]),
         ("_softmax", [[2, 2, tokens, tokens], [], []]),
         ("gelu", [[2, tokens, 16]]),
-        ("my_op", [[3]], "backward"),
-        ("add_", [[16, 16], [16, 16]], "backward"),
-        ("add_", [[16, 16], [16, 16]], "optimizer"),
+        "my_op 3 backward",
+        "add_ 16x16 16x16 backward",
+        "add_ 16x16 16x16 optimizer",
     )
 
 
@@ -43,7 +42,7 @@ def test_work_by_token_grows_with_the_length_and_scores_with_its_square():
     assert recorded_length(graph) == 10
     sequence_length(graph, length=30)
     assert grown(graph) == [3, 9, 9, 3, 3, 1, 1]
-    assert simulate(graph).makespan_ns == BEGIN + 7 * 5_000 + 75_000 * (3 + 9 + 9 + 3 + 3 + 1 + 1)
+    assert makespan(graph) == BEGIN + 7 * 5_000 + 75_000 * (3 + 9 + 9 + 3 + 3 + 1 + 1)
 
 
 def test_a_shorter_sequence_is_never_slower():
@@ -61,10 +60,10 @@ def test_a_length_that_heads_or_features_have_too_is_told_by_where_it_stands(tok
 
 def test_only_between_the_products_of_an_attention_tokens_stand_twice():
     # Heads as wide as the sequence is long: keys and values look like scores.
-    heads, product = [2, 2, 8, 8], ("bmm", [[4, 8, 8], [4, 8, 8]])
+    heads, product = [2, 2, 8, 8], ("bmm", "4x8x8 4x8x8")
     copied = ("copy_", [heads, heads])
     graph = of_calls(
-        ("linear", [[2, 8, 16], [16, 16], [16]]),
+        "linear 2x8x16 16x16 16",
         copied,  # keys
         product,
         ("mul", [heads, []]),
@@ -79,20 +78,20 @@ def test_only_between_the_products_of_an_attention_tokens_stand_twice():
 
 def test_a_length_that_is_a_convolutions_channels_too_is_refused():
     graph = of_calls(
-        ("conv1d", [[2, 8, 8], [8, 8, 1], [8]]),
-        ("relu", [[2, 8, 8]]),  # shows the convolution's output
+        "conv1d 2x8x8 8x8x1 8",
+        "relu 2x8x8",  # shows the convolution's output
     )
     does_not_apply("channels of size 8 too", sequence_length, graph, length=16, recorded=8)
 
 
 def test_tokens_picked_for_an_expert_grow_with_all_tokens():
     graph = of_calls(
-        ("linear", [[4, 5, 16], [3, 16], [3]]),  # the router
+        "linear 4x5x16 3x16 3",  # the router
         ("index", [[20, 16], [[7]]]),
-        ("linear", [[7, 16], [64, 16], [64]]),  # an expert
-        ("gelu", [[7, 64]]),
-        ("mm", [[64, 7], [7, 16]], "backward"),
-        ("add_", [[9, 64], [9, 64]], "backward"),  # no rows
+        "linear 7x16 64x16 64",  # an expert
+        "gelu 7x64",
+        "mm 64x7 7x16 backward",
+        "add_ 9x64 9x64 backward",  # no rows
     )
     batch_size(graph, factor=2)
     router, _, *expert, no_rows = grown(graph)
@@ -103,10 +102,10 @@ def test_tokens_picked_for_an_expert_grow_with_all_tokens():
 def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
     # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
     graph = of_calls(
-        ("linear", [[4, 5, 16], [64, 16], [64]]),
-        ("mul", [[12, 12], []]),
-        ("fill_", [[1, 64], []], "backward"),
-        ("add", [[4, 5, 64], [4, 5, 64]]),
+        "linear 4x5x16 64x16 64",
+        "mul 12x12 -",
+        "fill_ 1x64 - backward",
+        "add 4x5x64 4x5x64",
     )
     batch_size(graph, factor=2)
     assert grown(graph) == [2, 1, 1, 2]
@@ -119,14 +118,14 @@ def test_lengths_that_are_no_question_are_refused():
     does_not_apply("forward or backward", sequence_length, Graph(), length=10)
 
 
-def training_by_shapes() -> Graph:
+def training_by_shapes():
     ns = 80_000
     p = Program()
     p.op("aten::to", "data", ("Memcpy HtoD (Pinned -> Device)", 100), shapes=None)
-    p.op("aten::linear", "forward", ("gemm", ns), shapes=[[6, 16], [32, 16], [32]])
-    p.op("aten::mm", "backward", ("gemm", ns), shapes=[[32, 6], [6, 16]])  # the weight's gradient
-    p.op("aten::add_", "backward", ("add", ns), shapes=[[32, 16], [32, 16]])  # its accumulation
-    p.op("aten::add_", "optimizer", ("update", ns), shapes=[[32, 16], [32, 16]])
+    p.op("aten::linear", "forward", ("gemm", ns), shapes="6x16 32x16 32")
+    p.op("aten::mm", "backward", ("gemm", ns), shapes="32x6 6x16")  # the weight's gradient
+    p.op("aten::add_", "backward", ("add", ns), shapes="32x16 32x16")  # its accumulation
+    p.op("aten::add_", "optimizer", ("update", ns), shapes="32x16 32x16")
     return p.graph()
 
 
@@ -136,7 +135,7 @@ def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
     assert recorded_batch(graph) == 6
     batch_size(graph, factor=factor)
     loading = 2 * factor + 4 + 100 * factor  # the operator's own 2 and the copy grow, the latency does not
-    assert simulate(graph).makespan_ns == loading + 2 * (5_000 + 75_000 * factor) + 80_000 + 80_000
+    assert makespan(graph) == loading + 2 * (5_000 + 75_000 * factor) + 80_000 + 80_000
 
 
 def test_a_batch_of_no_whole_number_is_refused():
@@ -145,34 +144,34 @@ def test_a_batch_of_no_whole_number_is_refused():
 
 def test_sequence_first_layouts_do_not_hide_the_batch():
     graph = of_calls(
-        ("linear", [[43, 8, 16], [16, 16], [16]]),
-        ("conv1d", [[8, 4, 43], [16, 4, 1], [16]]),
-        ("relu", [[8, 16, 43]]),  # shows the convolution's output
+        "linear 43x8x16 16x16 16",
+        "conv1d 8x4x43 16x4x1 16",
+        "relu 8x16x43",  # shows the convolution's output
     )
     assert recorded_batch(graph) == 8
 
 
 # Products without a bias: which of their sizes is the batch
 
-FORWARD = [[24, 16], [16, 64]]
-INPUT = [[24, 64], [64, 16]]
-WEIGHT = [[64, 24], [24, 16]]
-OLD = [[16, 24], [24, 64]]  # a weight's gradient the other way round
+FORWARD = "24x16 16x64"
+INPUT = "24x64 64x16"
+WEIGHT = "64x24 24x16"
+OLD = "16x24 24x64"  # a weight's gradient the other way round
 
 
-def products(*backward: list) -> Graph:
+def products(*backward):
     """Return a forward product of 24 rows, 3 x 8, and others in a compiled backward pass, then a GELU."""
     p = Program()
     p.op("aten::mm", "forward", ("gemm", 10), shapes=FORWARD)
     with p.range("CompiledFunctionBackward", "operator", phase="backward"):
         for shapes in backward:
             p.op("aten::mm", "backward", ("gemm", 10), shapes=shapes)
-    p.op("aten::gelu", "forward", ("gelu", 10), shapes=[[24, 16]])
+    p.op("aten::gelu", "forward", ("gelu", 10), shapes="24x16")
     return p.graph()
 
 
-def growth(graph: Graph, batch: int, new: int, **how):
-    return growth_of(graph, graph.select(kind="kernel"), batch, new, **how)
+def growth(graph, batch, new, **how):
+    return growth_of(graph, kernels(graph), batch, new, **how)
 
 
 def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
@@ -192,7 +191,7 @@ def test_half_a_sequence_halves_every_product():
 
 
 def test_a_product_of_parameters_alone_stays():
-    found = growth(products([[5, 16], [16, 64]]), 8, 16)
+    found = growth(products("5x16 16x64"), 8, 16)
     assert (found.flop[1], found.nbytes[1]) == (1, 1)
 
 
@@ -207,11 +206,11 @@ def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
 def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
     # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
     graph = of_calls(
-        ("linear", [[4, 4, 16], [16, 16], [16]]),
-        ("linear", [[4, 4, 16], [10, 16], [10]]),
-        ("embedding", [[10, 16], [4, 4]]),
-        ("index_select", [[10, 16], [], [16]]),
-        ("_log_softmax", [[16, 10], [], []], "loss"),
+        "linear 4x4x16 16x16 16",
+        "linear 4x4x16 10x16 10",
+        "embedding 10x16 4x4",
+        "index_select 10x16 - 16",
+        "_log_softmax 16x10 - - loss",
     )
     found = growth(graph, 4, 8)
     assert found.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
@@ -220,14 +219,14 @@ def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_sha
 
 def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     # 10 tokens make 55 pairs with themselves, 45 without; 20 make 210 and 190. A batch leaves them.
-    graph = of_calls(("sqrt", [[8, 1, 55]]), ("sqrt", [[8, 1, 45]]), ("gelu", [[8, 10, 16]]))
+    graph = of_calls("sqrt 8x1x55", "sqrt 8x1x45", "gelu 8x10x16")
     by_length = growth(graph, 10, 20, every=True)
     assert by_length.nbytes.tolist() == pytest.approx([210 / 55, 190 / 45, 2])
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
 def test_as_many_features_as_pairs_are_no_pairs():
-    graph = of_calls(("linear", [[2, 10, 16], [45, 16], [45]]), ("gelu", [[2, 10, 45]]))
+    graph = of_calls("linear 2x10x16 45x16 45", "gelu 2x10x45")
     found = growth(graph, 10, 20, every=True)
     assert found.nbytes[1] == 2
     assert found.flop.tolist() == [2, 2]
@@ -235,17 +234,17 @@ def test_as_many_features_as_pairs_are_no_pairs():
 
 def test_a_librarys_convolution_keeps_its_weight():
     # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
-    graph = of_calls(("cudnn_convolution", [[8, 64, 1, 30], [64, 64, 1, 1]]), ("relu", [[8, 64, 1, 30]]))
+    graph = of_calls("cudnn_convolution 8x64x1x30 64x64x1x1", "relu 8x64x1x30")
     assert growth(graph, 8, 24).flop.tolist() == [3.0, 3.0]
 
 
 def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
     p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes=[[8, 4, 4], [4, 4], [4]])
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes="8x4x4 4x4 4")
     for many in (2, 3):
         p.op("aten::relu", "forward", shapes=[[8, many, 4]])
-    p.op("aten::matmul", "backward", ("product", 240_000), shapes=[[24, 16], [16, 64]])
+    p.op("aten::matmul", "backward", ("product", 240_000), shapes="24x16 16x64")
     graph = p.graph()
     batch_size(graph, factor=3, recorded=8)
     assert kernel_ns(graph, name="product") == [5_000 + 235_000 * 3]
@@ -280,7 +279,7 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
 @pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
 def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
     # 2 sequences of 6 tokens, or 6 tokens of each of 2 sequences; 12 and 24 are 3 times something, too.
-    graph = of_calls(("linear", [[2, 6, 24], [12, 24], [12]]))
+    graph = of_calls("linear 2x6x24 12x24 12")
     if held:
         batch_size(graph, factor=2, recorded=recorded)
     else:
@@ -292,9 +291,9 @@ def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
 def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
     # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
     graph = of_calls(
-        ("conv2d", [[12, 3, 8, 8], [16, 3, 8, 8], [16]]),
-        ("relu", [[12, 16, 1, 1]]),
-        *[("linear", [[2, 6, 16], [16, 16], [16]])] * 3,
+        "conv2d 12x3x8x8 16x3x8x8 16",
+        "relu 12x16x1x1",
+        *[("linear", "2x6x16 16x16 16")] * 3,
     )
     does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
@@ -302,16 +301,16 @@ def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
 
 
 def test_a_size_of_one_is_no_evidence_beside_another():
-    words, positions = ("embedding", [[100, 16], [8, 20]]), ("embedding", [[50, 16], [1, 20]])
+    words, positions = ("embedding", "100x16 8x20"), ("embedding", "50x16 1x20")
     assert recorded_batch(of_calls(words, positions)) == 8
 
 
 # Work without shapes
 
 
-def decoding(*, with_shapes: int, without: int, training: bool = False) -> Graph:
+def decoding(*, with_shapes, without, training=False):
     p = Program()
-    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes=[[8, 16], [32, 16], [32]])
+    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes="8x16 32x16 32")
     p.op("graph launch", "backward" if training else "forward", ("replayed", without))
     return p.graph()
 
@@ -356,7 +355,7 @@ VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(
 UPDATE = ("update", None, "optimizer")
 
 
-def of_grids(*kernels: tuple[str, str, str]) -> Graph:
+def of_grids(*kernels):
     """Return a step of kernels without shapes, each with its grid and phase."""
     rows = []
     for number, (name, grid, phase) in enumerate(kernels, 1):
@@ -365,7 +364,7 @@ def of_grids(*kernels: tuple[str, str, str]) -> Graph:
     return build(trace(rows, steps=(0.0, 100.0 * len(kernels) + 100)))
 
 
-def grids_of_a_step(length: int = 64, heads: int = 6, width: int = 80) -> Graph:
+def grids_of_a_step(length=64, heads=6, width=80):
     """A layer of attention and its update, with grids and without shapes: a batch of 2."""
     tokens = 2 * length
     scores = f"{heads * length * length // ELEMENTS},1,1"
@@ -431,9 +430,9 @@ def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(so
         ("sgemm_32x32_nn", "2,2,6", "forward"),
         UPDATE,
     )
-    kernels = graph.select(kind="kernel", phase="forward")
-    assert growth_by_grids(graph, kernels).length == 64
-    assert growth_by_grids(graph, kernels).work.tolist() == [2, 2, 2]
+    work = graph.select(kind="kernel", phase="forward")
+    assert growth_by_grids(graph, work).length == 64
+    assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
 
 
 def test_convolutions_are_no_batched_products():
@@ -441,7 +440,7 @@ def test_convolutions_are_no_batched_products():
     summed = ("reduce_kernel<512>", "8,1,1", "forward")
     added = (VECTORIZED.format("add"), "48,1,1", "forward")
     graph = of_grids(convolution, summed, added, convolution)
-    assert growth_by_grids(graph, graph.select(kind="kernel")).length is None
+    assert growth_by_grids(graph, kernels(graph)).length is None
 
 
 def test_a_length_that_grids_contradict_is_refused():

@@ -1,26 +1,33 @@
 """CUDA graphs, removed synchronizations, compiled chains: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._launches import cuda_graphs, remove_sync
 from daydream.optimizations.compile import compile as compile_
-from recorded import Program, does_not_apply, kernel_names, kernel_ns, refuses, thread_and_stream, wait_before
+from graph.small_graphs import kernels, named, names
+from recorded import (
+    Program,
+    does_not_apply,
+    kernel_names,
+    kernel_ns,
+    makespan,
+    refuses,
+    thread_and_stream,
+    wait_before,
+)
 from shared import shared_replay
 
 import daydream
-from daydream import simulate
 from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
 from daydream.model.compiled_calls import FORWARD, LIBRARY_CALL_NS
 
 RELU = "vectorized_elementwise_kernel relu"
 
 
-def three_kernels(*, phase: str = "forward"):
+def three_kernels(*, phase="forward"):
     #  thread    |launch 6|launch 6|launch 6|
     #  stream 7     4|a 2|   10|b 2|  16|c 2|
     graph = thread_and_stream(("a", 2, phase), ("b", 2, phase), ("c", 2, phase))
-    assert simulate(graph).makespan_ns == 6 + 6 + 4 + 2
+    assert makespan(graph) == 6 + 6 + 4 + 2
     return graph
 
 
@@ -31,40 +38,33 @@ def test_one_call_launches_the_whole_step():
     #  thread    |cudaGraphLaunch 10|        stream 7  4|a 2|b 2|c 2|
     graph = three_kernels()
     cuda_graphs(graph, launch_us=0.01)
-    assert graph.select(kind="cpu").name.tolist() == ["begin", "cudaGraphLaunch"]
-    assert simulate(graph).makespan_ns == max(10, 4 + 2 + 2 + 2)
+    assert names(graph.select(kind="cpu")) == "begin, cudaGraphLaunch"
+    assert makespan(graph) == max(10, 4 + 2 + 2 + 2)
 
 
 def test_nodes_are_no_further_apart_than_a_graph_has_them():
     graph = three_kernels()
-    graph.select(kind="kernel").set(gap_ns=[5, 1, 0])
+    kernels(graph).set(gap_ns=[5, 1, 0])
     cuda_graphs(graph, launch_us=0.001, node_us=0.003)
-    assert simulate(graph).makespan_ns == 4 + 2 + 3 + 2 + 1 + 2
+    assert makespan(graph) == 4 + 2 + 3 + 2 + 1 + 2
 
 
 def test_a_wait_parts_the_step_in_two_graphs():
     #  thread    |graph 1|waits until 6, 3|graph 1|launched at 9      stream 7  4|a 2|   13|b 2|c 2|
     graph = three_kernels()
-    wait_before(graph, graph.select(name="^b$").launches(), phase="forward")
+    wait_before(graph, named(graph, "b").launches(), phase="forward")
     cuda_graphs(graph, launch_us=0.001)
     assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [1, 1]
-    assert simulate(graph).makespan_ns == 4 + 2 + 3 + 4 + 2 + 2
+    assert makespan(graph) == 4 + 2 + 3 + 4 + 2 + 2
 
 
 def test_copies_of_inputs_and_the_phases_around_stay_as_they_are():
     graph = thread_and_stream(
-        ("Memcpy HtoD (Pinned -> Device)", 9, "forward"), ("a", 2, "forward"), ("b", 2, "backward"),
-        ("u", 2, "optimizer"), ("x", 2, "other"),
+        "Memcpy HtoD (Pinned -> Device) 9 forward, a 2 forward, b 2 backward, u 2 optimizer, x 2 other",
     )  # fmt: skip
     cuda_graphs(graph, optimizer=False)
     #  copy, graph of a and b, u, x
-    assert graph.select(kind="cpu").name.tolist() == [
-        "begin",
-        "launch",
-        "cudaGraphLaunch",
-        "launch",
-        "launch",
-    ]
+    assert names(graph.select(kind="cpu")) == "begin, launch, cudaGraphLaunch, launch, launch"
 
 
 def test_waits_between_streams_hold_inside_a_graph():
@@ -79,15 +79,15 @@ def test_waits_between_streams_hold_inside_a_graph():
         call = mark.launches().ids[0]
         graph.waits.add(record=call, wait=call, latency_ns=0, **numbers)
     b.set(duration_ns=50)
-    assert simulate(graph).makespan_ns == 6 + 4 + 50 + 2
+    assert makespan(graph) == 6 + 4 + 50 + 2
     cuda_graphs(graph, launch_us=0.001)
-    assert simulate(graph).makespan_ns == 4 + 2 + 50 + 2
+    assert makespan(graph) == 4 + 2 + 50 + 2
 
 
 def test_it_says_how_much_of_what_goes_is_untraced():
     #  three launches of 6, 0.4 ms of untraced time behind each; what is behind the last is not between two
     graph = three_kernels()
-    graph.select(kind="kernel").launches().set(gap_ns=400_000)
+    kernels(graph).launches().set(gap_ns=400_000)
     cuda_graphs(graph, launch_us=0.001)
     assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 0.80 ms per step (100%) are untraced")
     graph = three_kernels()
@@ -98,12 +98,12 @@ def test_it_says_how_much_of_what_goes_is_untraced():
 def test_pauses_and_calls_that_are_no_dispatch_stay():
     #  |launch a 6|2 ms pause|launch b 6|launch c: 3 ms, its module is loaded|
     graph = three_kernels()
-    launches = graph.select(kind="kernel").launches()
+    launches = kernels(graph).launches()
     graph.tasks(launches.ids[:1]).set(gap_ns=2_000_000)
     graph.tasks(launches.ids[2:]).set(duration_ns=3_000_000)
     cuda_graphs(graph, launch_us=0.001)
     thread = graph.select(kind="cpu")
-    assert thread.name.tolist() == ["begin", "cudaGraphLaunch", "first use"]
+    assert names(thread) == "begin, cudaGraphLaunch, first use"
     assert thread.total("duration_ns") + thread.total("gap_ns") == 1 + 2_000_000 + 3_000_000
     assert "5.00 ms per step of CPU time between captured launches stay" in graph.facts.notes[-1]
 
@@ -112,7 +112,7 @@ def test_what_lies_before_the_first_launch_and_behind_the_last_stays():
     graph = three_kernels()
     begin = graph.select(name="begin")
     begin.set(duration_ns=500, gap_ns=70)  # a loader's call
-    graph.tasks(graph.select(kind="kernel").launches().ids[2:]).set(gap_ns=800)
+    graph.tasks(kernels(graph).launches().ids[2:]).set(gap_ns=800)
     cuda_graphs(graph, launch_us=0.001)
     thread = graph.select(kind="cpu")
     assert thread.total("duration_ns") + thread.total("gap_ns") == 500 + 70 + 1 + 800
@@ -120,15 +120,15 @@ def test_what_lies_before_the_first_launch_and_behind_the_last_stays():
 
 def test_delays_without_a_known_cause_stay():
     graph = three_kernels()
-    graph.select(name="^a$").set(gap_ns=90_000)  # no start-up of a kernel takes so long
+    named(graph, "a").set(gap_ns=90_000)  # no start-up of a kernel takes so long
     cuda_graphs(graph, launch_us=0.001)
-    assert simulate(graph).makespan_ns == 4 + 2 + 90_000 + 2 + 2
+    assert makespan(graph) == 4 + 2 + 90_000 + 2 + 2
 
 
 def test_a_loader_thread_is_no_part_of_the_graph_of_the_model():
     #  the loader launches "x" on a stream of its own between launches of the model, and waits for it
     graph = thread_and_stream(*[(name, 2, "forward") for name in "axbxc"])
-    loaded = graph.select(name="^x$")
+    loaded = named(graph, "x")
     loaded.launches().move("loader", follows=False, held_for=False)
     loaded.move("stream 8", follows=False, held_for=False)
     cuda_graphs(graph, launch_us=0.001)
@@ -154,20 +154,20 @@ def test_what_runs_in_graphs_or_not_on_a_device_is_refused():
 
 def test_a_removed_wait_lets_the_thread_run_ahead():
     #  thread    |launch 6|waits until 34, 3|launch 6|     stream 7  4|a 30|  37+4|b 2|
-    graph = thread_and_stream(("a", 30, "forward"), ("b", 2, "forward"))
-    wait_before(graph, graph.select(name="^b$").launches(), "cudaStreamSynchronize", op="aten::item")
-    assert simulate(graph).makespan_ns == 4 + 30 + 3 + 4 + 2
+    graph = thread_and_stream("a 30 forward, b 2 forward")
+    wait_before(graph, named(graph, "b").launches(), "cudaStreamSynchronize", op="aten::item")
+    assert makespan(graph) == 4 + 30 + 3 + 4 + 2
     remove_sync(graph, which="item")
-    assert simulate(graph).makespan_ns == 4 + 30 + 2
+    assert makespan(graph) == 4 + 30 + 2
     assert "aten::item 1" in graph.facts.notes[-1]
 
 
 def test_waits_that_are_not_there_are_refused():
     graph = three_kernels()
     does_not_apply("wait for the device", remove_sync, graph)
-    wait_before(graph, graph.select(name="^b$").launches(), "cudaMalloc")
+    wait_before(graph, named(graph, "b").launches(), "cudaMalloc")
     does_not_apply("wait for the device", remove_sync, graph)  # memory is not allocated for being waited for
-    wait_before(graph, graph.select(name="^c$").launches(), "cudaDeviceSynchronize")
+    wait_before(graph, named(graph, "c").launches(), "cudaDeviceSynchronize")
     does_not_apply("'item'", remove_sync, graph, which="item")
 
 
@@ -180,10 +180,10 @@ def test_a_chain_between_products_becomes_its_longest_part():
         ("gemm", 50, "forward"), (RELU, 20, "forward"), (RELU, 30, "forward"), ("gemm", 50, "forward"),
         (RELU, 10, "forward"),
     )  # fmt: skip
-    assert simulate(graph).makespan_ns == 4 + 50 + 20 + 30 + 50 + 10
+    assert makespan(graph) == 4 + 50 + 20 + 30 + 50 + 10
     compile_(graph)
-    assert simulate(graph).makespan_ns == 4 + 50 + 30 + 50 + 10
-    assert len(graph.select(name="^launch$")) == 4  # a launch went with the kernel
+    assert makespan(graph) == 4 + 50 + 30 + 50 + 10
+    assert len(named(graph, "launch")) == 4  # a launch went with the kernel
 
 
 def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
@@ -191,8 +191,8 @@ def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
     # relu's input, the other summand and the sum are left, 12,000 of 20,000 B, of 50 + 50 ns above the
     # fixed cost, which is 5 ns: the smallest kernels of the trace take no longer.
     program = Program()
-    program.op("aten::relu", "forward", (RELU, 55), shapes=[[1000]])
-    program.op("aten::add", "forward", ("vectorized_elementwise_kernel add", 55), shapes=[[1000], [1000], []])
+    program.op("aten::relu", "forward", (RELU, 55), shapes="1000")
+    program.op("aten::add", "forward", ("vectorized_elementwise_kernel add", 55), shapes="1000 1000 -")
     for _ in range(40):
         program.op("aten::empty_kernel", "other", ("tiny", 5))
     graph = program.graph()
@@ -205,7 +205,7 @@ def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
 
 def test_a_chain_never_takes_longer_than_its_parts():
     graph = thread_and_stream((RELU, 1, "forward"), (RELU, 1, "forward"))
-    chains = graph.select(kind="kernel").stretches(graph.select(name="none"), on_lane=True)
+    chains = kernels(graph).stretches(graph.select(name="none"), on_lane=True)
     assert fused_chain_ns(graph, chains).tolist() == [1]
 
 
@@ -215,28 +215,26 @@ def test_no_chain_and_no_device_are_refused():
         compile_,
         thread_and_stream(("gemm", 50, "forward"), (RELU, 20, "forward"), ("gemm", 50, "forward")),
     )
-    does_not_apply("forward or backward pass", compile_, thread_and_stream(("gemm", 50, "other")))
+    does_not_apply("forward or backward pass", compile_, thread_and_stream("gemm 50 other"))
     does_not_apply(
         "compiled kernels already",
         compile_,
-        thread_and_stream(
-            ("triton_poi_fused_add_0", 50, "forward"), ("gemm", 9, "forward"), ("triton_x", 9, "loss")
-        ),
+        thread_and_stream("triton_poi_fused_add_0 50 forward, gemm 9 forward, triton_x 9 loss"),
     )
 
 
 def test_a_chain_ends_at_a_wait_at_another_pass_and_at_other_work_of_the_stream():
     graph = thread_and_stream(*[(RELU, 10, "forward")] * 4, *[(RELU, 10, "backward")] * 2)
-    kernels = graph.select(kind="kernel")
-    wait_before(graph, graph.tasks(kernels.ids[2:3]).launches(), phase="forward")
-    assert fusible_chains(graph, kernels).sizes.tolist() == [2, 2, 2]
-    kernels.first().set(phase="other")
-    assert fusible_chains(graph, graph.tasks(kernels.ids[1:])).sizes.tolist() == [2, 2]
+    work = kernels(graph)
+    wait_before(graph, graph.tasks(work.ids[2:3]).launches(), phase="forward")
+    assert fusible_chains(graph, work).sizes.tolist() == [2, 2, 2]
+    work.first().set(phase="other")
+    assert fusible_chains(graph, graph.tasks(work.ids[1:])).sizes.tolist() == [2, 2]
 
 
 def test_a_fused_kernel_holds_no_more_than_64_operators():
     graph = thread_and_stream(*[(RELU, 10, "forward")] * 150)
-    assert fusible_chains(graph, graph.select(kind="kernel")).sizes.tolist() == [64, 64, 22]
+    assert fusible_chains(graph, kernels(graph)).sizes.tolist() == [64, 64, 22]
 
 
 def test_compiled_passes_run_no_python_between_operators():
@@ -265,17 +263,17 @@ def test_a_captured_step_runs_no_guards_of_compiled_code():
     compile_(graph)
     assert len(graph.select(name="guards and wrappers")) == 1
     cuda_graphs(graph, launch_us=0.001)
-    assert graph.select(kind="cpu").name.tolist() == ["cudaGraphLaunch"]
+    assert names(graph.select(kind="cpu")) == "cudaGraphLaunch"
 
 
 @pytest.mark.parametrize(("runs", "refused"), [(1, True), (4, False)])
 def test_programs_of_several_operators_are_compiled_by_xla_already(runs, refused):
     #  four kernels of one program, or a program each: `jax.jit` makes one of these
     program = Program()
-    kernels = ["loop_add_fusion", "loop_tanh_fusion", "loop_sub_fusion", "loop_exp_fusion"]
+    work = ["loop_add_fusion", "loop_tanh_fusion", "loop_sub_fusion", "loop_exp_fusion"]
     for number in range(runs):
         with program.range("GpuExecutable::ExecuteThunks"):
-            for kernel in kernels[number::runs]:
+            for kernel in work[number::runs]:
                 program.op(kernel, "forward", (f"vectorized_elementwise_kernel {kernel}", 20))
     graph = program.graph()
     if refused:
@@ -290,10 +288,10 @@ def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
     cuda_graphs(graph)
     does_not_apply("inside CUDA graphs", compile_, graph)
     graph = three_kernels()
-    graph.select(kind="kernel").launches().set(name="cudaLaunchKernel")
+    kernels(graph).launches().set(name="cudaLaunchKernel")
     alone = graph.copy()
-    kernels = alone.select(kind="kernel")
-    alone.write("alive", kernels.ids, False)
+    work = kernels(alone)
+    alone.write("alive", work.ids, False)
     does_not_apply("not recorded", compile_, alone)
 
 
@@ -312,15 +310,15 @@ def test_compiled_graphs_are_predicted_from_the_eager_passes():
 
 def test_stretches_are_parted_by_other_work_and_by_steps():
     graph = thread_and_stream(*[(name, 1, "forward") for name in "abxcd"])
-    graph.select(name="^d$").set(step=1)
+    named(graph, "d").set(step=1)
     letters = graph.select(name="^[a-d]$")
-    assert [each.name.tolist() for each in letters.stretches(graph.select(name="^x$"))] == [
+    assert [each.name.tolist() for each in letters.stretches(named(graph, "x"))] == [
         ["a", "b"],
         ["c"],
         ["d"],
     ]
-    graph.select(name="^x$").move("stream 8")
-    on_lane = letters.stretches(graph.select(name="^x$"), on_lane=True)
+    named(graph, "x").move("stream 8")
+    on_lane = letters.stretches(named(graph, "x"), on_lane=True)
     assert [each.name.tolist() for each in on_lane] == [["a", "b", "c"], ["d"]]
-    assert on_lane.by_group.name.tolist() == ["a", "b", "c", "d"]
+    assert names(on_lane.by_group) == "a, b, c, d"
     assert [each.name.tolist() for each in on_lane.take(on_lane.sizes.argsort())] == [["d"], ["a", "b", "c"]]

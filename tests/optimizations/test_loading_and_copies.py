@@ -1,38 +1,37 @@
 """Data loader, pinned memory, prefetch: each answer worked out by hand."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
 import pytest
 from daydream.optimizations._input import dataloader, pinned_memory, prefetch
+from graph.small_graphs import named, names, put
 from graph.small_traces import call, launched, note, trace
-from recorded import does_not_apply, makespans, refuses, thread_and_stream, wait_before
+from recorded import does_not_apply, makespan, makespans, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace
 
 import daydream
-from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
+from daydream import Graph, GraphError, NotApplicableError, Trace
 from daydream.transforms.registry import find
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 FETCH = 5e-6  # ms, so 5 ns
 
 
-def two_batches() -> Graph:
+def two_batches():
     #  main  |load 50|compute 20|load 50|compute 20|
     graph = Graph()
     for step in (0, 1):
-        graph.insert("load", kind="cpu", lane="main", duration_ns=50, phase="data", step=step)
-        graph.insert("compute", kind="cpu", lane="main", duration_ns=20, phase="forward", step=step)
+        put(graph, "load", "main", 50, phase="data", step=step)
+        put(graph, "compute", "main", 20, phase="forward", step=step)
     return graph
 
 
 def test_loading_is_hidden_but_for_fetching_the_batch():
     graph = two_batches()
-    assert simulate(graph).makespan_ns == 2 * (50 + 20)
+    assert makespan(graph) == 2 * (50 + 20)
     dataloader(graph, get_ms=FETCH)
-    assert simulate(graph).makespan_ns == 2 * (5 + 20)
+    assert makespan(graph) == 2 * (5 + 20)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_loading_is_hidden_but_for_fetching_the_batch():
 def test_too_few_workers_hold_up_the_step(workers, end):
     graph = two_batches()
     dataloader(graph, workers=workers, get_ms=FETCH)
-    assert simulate(graph).makespan_ns == end
+    assert makespan(graph) == end
     assert set(graph.select(phase="data", name="load").lane) == {"loader workers"}
 
 
@@ -61,7 +60,7 @@ def test_device_work_of_the_loading_phase_stays_on_the_main_thread():
     graph.insert_before(graph.select(name="begin"), "read", duration_ns=100, phase="data")
     dataloader(graph, get_ms=FETCH)
     assert graph.select(kind="memcpy").launches().lane.tolist() == ["thread 1"]
-    assert simulate(graph).makespan_ns == 5 + 4 + 30 + 10
+    assert makespan(graph) == 5 + 4 + 30 + 10
 
 
 @pytest.mark.parametrize(
@@ -81,13 +80,13 @@ def test_what_cannot_be_loaded_otherwise_is_refused(options, error, words):
 
 
 def test_a_trace_without_loading_is_refused():
-    does_not_apply("no loading of data", dataloader, thread_and_stream(("k", 10, "forward")))
+    does_not_apply("no loading of data", dataloader, thread_and_stream("k 10 forward"))
 
 
 def test_several_threads_that_load_are_no_work_of_the_main_thread():
     graph = two_batches()
     for step in (0, 1):
-        graph.insert("load", kind="cpu", lane="pipeline", duration_ns=60, phase="data", step=step)
+        put(graph, "load", "pipeline", 60, phase="data", step=step)
     dataloader(graph.copy(), get_ms=FETCH)
     does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
 
@@ -111,19 +110,19 @@ def test_where_workers_load_already_their_cost_is_unknown():
 # Copies
 
 
-def a_blocking_copy() -> Graph:
+def a_blocking_copy():
     #  thread  |copy 6|waits until 54, 3|launch 6|        stream  4|copy 50|      57+4 |k 20|
     graph = thread_and_stream((PAGEABLE, 50, "forward"), ("k", 20, "forward"))
     copy = graph.select(kind="memcpy").set(bytes=100_000)
-    wait = wait_before(graph, graph.select(name="^k$").launches(), "cudaStreamSynchronize", phase="forward")
+    wait = wait_before(graph, named(graph, "k").launches(), "cudaStreamSynchronize", phase="forward")
     # One operator does both: rows of one call, as a trace would have it.
     graph.columns["row"][wait] = graph.columns["row"][copy.launches().ids[0]] = 0
     graph.trace = recorded_copy()
-    assert simulate(graph).makespan_ns == 4 + 50 + 3 + 4 + 20
+    assert makespan(graph) == 4 + 50 + 3 + 4 + 20
     return graph
 
 
-def recorded_copy() -> Trace:
+def recorded_copy():
     columns = {
         "kind": np.array([0]),
         "name": np.array([0]),
@@ -137,9 +136,9 @@ def test_a_pinned_copy_does_not_hold_up_the_thread():
     #  thread  |copy 6|launch 6|      stream  4|copy 10|k 20|
     graph = a_blocking_copy()
     pinned_memory(graph, bandwidth=1e4)  # 100,000 B at 10,000 GB/s: 10 ns
-    assert simulate(graph).makespan_ns == 4 + 10 + 20
+    assert makespan(graph) == 4 + 10 + 20
     assert len(graph.select(kind="cpu").waiting()) == 0
-    assert graph.select(kind="memcpy").name.tolist() == ["Memcpy HtoD (Pinned -> Device)"]
+    assert names(graph.select(kind="memcpy")) == "Memcpy HtoD (Pinned -> Device)"
 
 
 def test_more_bandwidth_is_never_slower():
@@ -152,7 +151,7 @@ def test_copies_that_are_pinned_already_are_refused():
     graph = a_blocking_copy()
     pinned_memory(graph, bandwidth=10.0)
     does_not_apply("pinned memory already", pinned_memory, graph, bandwidth=10.0)
-    does_not_apply("no copies to the device", pinned_memory, thread_and_stream(("k", 20, "forward")))
+    does_not_apply("no copies to the device", pinned_memory, thread_and_stream("k 20 forward"))
     refuses("above 0", pinned_memory, a_blocking_copy(), bandwidth=-1.0)
 
 
@@ -162,17 +161,17 @@ def test_an_unknown_device_needs_a_bandwidth():
 
 def test_a_prefetched_batch_costs_the_step_nothing():
     #  thread  |copy 6|launch 6|      stream 7  4+6 |k 20|      prefetch stream  4|copy 50|
-    graph = thread_and_stream(("Memcpy HtoD (Pinned -> Device)", 50, "forward"), ("k", 20, "forward"))
+    graph = thread_and_stream("Memcpy HtoD (Pinned -> Device) 50 forward, k 20 forward")
     graph.select(kind="memcpy").set(bytes=100_000)
-    assert simulate(graph).makespan_ns == 4 + 50 + 20
+    assert makespan(graph) == 4 + 50 + 20
     prefetch(graph)
-    assert simulate(graph).makespan_ns == 4 + 50  # a copy longer than the step is what is left
+    assert makespan(graph) == 4 + 50  # a copy longer than the step is what is left
     graph.select(kind="memcpy").set(duration_ns=5)
-    assert simulate(graph).makespan_ns == 6 + 4 + 20
+    assert makespan(graph) == 6 + 4 + 20
 
 
 def test_prefetch_refuses_small_copies_and_streams_of_their_own():
-    graph = thread_and_stream(("Memcpy HtoD (Pinned -> Device)", 50, "forward"), ("k", 20, "forward"))
+    graph = thread_and_stream("Memcpy HtoD (Pinned -> Device) 50 forward, k 20 forward")
     graph.select(kind="memcpy").set(bytes=100)
     does_not_apply("64 KiB or more", prefetch, graph)
     graph.select(kind="memcpy").set(bytes=100_000)
@@ -183,7 +182,7 @@ def test_prefetch_refuses_small_copies_and_streams_of_their_own():
 # Loaders that no range shows
 
 
-def bursts_of_two(cycles: int = 8, unit: int = 1) -> Trace:
+def bursts_of_two(cycles=8, unit=1):
     #  thread  |copy 5|launch 5|(nothing) 5|copy 5|launch 5|(nothing) 75|copy ...
     #  stream         |copy 2| |k 6|           2|  6|
     # Two workers take 100 us a batch each: two batches come every 100 us.
@@ -287,7 +286,7 @@ def test_a_trace_suggests_twice_the_workers_that_load_already():
 
 
 def test_a_burst_of_batches_tells_how_many_workers_load():
-    asked = daydream.whatif(daydream.replay(bursts_of_two()), "dataloader", get_ms=FETCH, workers=8)
+    asked = daydream.whatif(bursts_of_two(), "dataloader", get_ms=FETCH, workers=8)
     assert any("bursts of 2" in note for note in asked.to_json()["notes"])
 
 

@@ -1,14 +1,13 @@
 """Tensor and pipeline parallelism: each answer worked out by hand."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.pipeline import equal_parts, in_order, passes_of_stages, pipeline
 from daydream.optimizations.tensor_parallel import divided_work, tensor_parallel
-from recorded import Program, does_not_apply, kernel_ns, makespans, noted
+from graph.small_graphs import kernels, named, put
+from recorded import Program, does_not_apply, kernel_ns, makespan, makespans, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.costs import scaled_time, work
@@ -20,59 +19,57 @@ TINY = ("tiny", FLOOR)
 SUM = 4 * 8 * 4  # ns: 4 tokens of 8 floats, added up by a ring of two over 1 B/ns
 
 FORWARD = (  # operator, layer, ns, shapes; 2 samples of 2 tokens, 8 features, 2 heads of 4
-    ("aten::native_layer_norm", "norm", 30, [[2, 2, 8], [8], [8], [8], []]),
-    ("aten::addmm", "qkv", 210, [[24], [4, 8], [8, 24]]),
+    ("aten::native_layer_norm", "norm", 30, "2x2x8 8 8 8 -"),
+    ("aten::addmm", "qkv", 210, "24 4x8 8x24"),
     ("aten::_scaled_dot_product_flash_attention", None, 90, [[2, 2, 2, 4]] * 3),
-    ("aten::addmm", "out", 110, [[8], [4, 8], [8, 8]]),
-    ("aten::add", None, 40, [[2, 2, 8], [2, 2, 8], []]),
-    ("aten::addmm", "up", 410, [[32], [4, 8], [8, 32]]),
-    ("aten::gelu", None, 50, [[2, 2, 32]]),
-    ("aten::addmm", "down", 310, [[8], [4, 32], [32, 8]]),
+    ("aten::addmm", "out", 110, "8 4x8 8x8"),
+    ("aten::add", None, 40, "2x2x8 2x2x8 -"),
+    ("aten::addmm", "up", 410, "32 4x8 8x32"),
+    ("aten::gelu", None, 50, "2x2x32"),
+    ("aten::addmm", "down", 310, "8 4x32 32x8"),
 )
 BACKWARD = (
-    ("aten::mm", "down", 310, [[4, 8], [8, 32]]),
-    ("aten::mm", "down", 330, [[8, 4], [4, 32]]),
-    ("aten::gelu_backward", None, 70, [[2, 2, 32], [2, 2, 32]]),
-    ("aten::mm", "up", 410, [[4, 32], [32, 8]]),
-    ("aten::mm", "up", 430, [[32, 4], [4, 8]]),
-    ("aten::mm", "out", 110, [[4, 8], [8, 8]]),
-    ("aten::mm", "out", 130, [[8, 4], [4, 8]]),
+    ("aten::mm", "down", 310, "4x8 8x32"),
+    ("aten::mm", "down", 330, "8x4 4x32"),
+    ("aten::gelu_backward", None, 70, "2x2x32 2x2x32"),
+    ("aten::mm", "up", 410, "4x32 32x8"),
+    ("aten::mm", "up", 430, "32x4 4x8"),
+    ("aten::mm", "out", 110, "4x8 8x8"),
+    ("aten::mm", "out", 130, "8x4 4x8"),
     ("aten::_scaled_dot_product_flash_attention_backward", None, 190, [[2, 2, 2, 4]] * 4),
-    ("aten::mm", "qkv", 210, [[4, 24], [24, 8]]),
-    ("aten::mm", "qkv", 230, [[24, 4], [4, 8]]),
-    ("aten::native_layer_norm_backward", "norm", 60, [[2, 2, 8], [2, 2, 8], [8], [], [], [8]]),
+    ("aten::mm", "qkv", 210, "4x24 24x8"),
+    ("aten::mm", "qkv", 230, "24x4 4x8"),
+    ("aten::native_layer_norm_backward", "norm", 60, "2x2x8 2x2x8 8 - - 8"),
 )
 HALVED = 210 + 90 + 110 + 410 + 50 + 310
 HALVED_BACKWARD = 310 + 330 + 70 + 410 + 430 + 110 + 130 + 190 + 210 + 230
 
 
-def halved(total: int, kernels: int) -> int:
+def halved(total, kernels):
     """Return what so many kernels take of half the work: their fixed cost stays."""
     return kernels * FLOOR + (total - kernels * FLOOR) // 2
 
 
-def run(p: Program, phase: str, work, block: int | None, *, layers: bool = True) -> None:
+def run(p, phase, work, block, *, layers=True):
     for op, layer, ns, shapes in work:
         path = None if block is None else ".".join(["blocks", str(block), *([layer] if layer else [])])
         p.op(op, phase, (op, ns), shapes=shapes, layer=path if layers else None)
 
 
-def transformer(
-    *, blocks: int = 2, training: bool = True, head: bool = False, update: int = 0, **how
-) -> Graph:
+def transformer(*, blocks=2, training=True, head=False, update=0, **how):
     #  stream 7 |tiny 4 x 10| blocks forward |(head)| blocks backward |(update)|
     p = Program()
     p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
     if head:
-        p.op("aten::embedding", "forward", ("look up", 100), shapes=[[64, 8], [2, 2]], layer="words")
+        p.op("aten::embedding", "forward", ("look up", 100), shapes="64x8 2x2", layer="words")
     for block in range(blocks):
         run(p, "forward", FORWARD, block, **how)
     if head:
-        p.op("aten::mm", "forward", ("head", 610), shapes=[[4, 8], [8, 64]], layer="head")
+        p.op("aten::mm", "forward", ("head", 610), shapes="4x8 8x64", layer="head")
         if training:
-            p.op("aten::_log_softmax", "loss", ("loss", 110), shapes=[[4, 64], [], []])
-            p.op("aten::mm", "backward", ("head'", 610), shapes=[[4, 64], [64, 8]], layer="head")
-            p.op("aten::mm", "backward", ("head'", 610), shapes=[[64, 4], [4, 8]], layer="head")
+            p.op("aten::_log_softmax", "loss", ("loss", 110), shapes="4x64 - -")
+            p.op("aten::mm", "backward", ("head'", 610), shapes="4x64 64x8", layer="head")
+            p.op("aten::mm", "backward", ("head'", 610), shapes="64x4 4x8", layer="head")
     for block in reversed(range(blocks if training else 0)):
         run(p, "backward", BACKWARD, block, **how)
     metadata = {}
@@ -86,16 +83,16 @@ def transformer(
     return p.graph(**metadata)
 
 
-def perceptron() -> Graph:
+def perceptron():
     p = Program()
     for block in (0, 1):
-        p.op("aten::addmm", "forward", ("up", 100), shapes=[[32], [4, 8], [8, 32]], layer=f"{block}.up")
-        p.op("aten::relu", "forward", ("relu", 100), shapes=[[4, 32]], layer=f"{block}")
-        p.op("aten::addmm", "forward", ("down", 100), shapes=[[8], [4, 32], [32, 8]], layer=f"{block}.down")
+        p.op("aten::addmm", "forward", ("up", 100), shapes="32 4x8 8x32", layer=f"{block}.up")
+        p.op("aten::relu", "forward", ("relu", 100), shapes="4x32", layer=f"{block}")
+        p.op("aten::addmm", "forward", ("down", 100), shapes="8 4x32 32x8", layer=f"{block}.down")
     return p.graph()
 
 
-def trained_elsewhere() -> Graph:
+def trained_elsewhere():
     p = Program()
     for block in (0, 1):
         run(p, "forward", FORWARD, block)
@@ -103,13 +100,11 @@ def trained_elsewhere() -> Graph:
     return p.graph()
 
 
-def accumulating() -> Graph:
+def accumulating():
     graph = Graph()
     for phase in ("forward", "backward", "forward", "backward"):
         for number in (0, 1):
-            graph.insert(
-                phase, kind="cpu", lane="main", duration_ns=1, phase=phase, step=0, layer=f"blocks.{number}"
-            )
+            put(graph, phase, "main", 1, phase=phase, step=0, layer=f"blocks.{number}")
     return graph
 
 
@@ -119,11 +114,11 @@ def accumulating() -> Graph:
 def test_products_and_what_lies_between_are_divided_and_two_sums_a_pass_and_block_are_waited_for():
     graph = transformer()
     forward, backward = 30 + 40 + HALVED, 60 + HALVED_BACKWARD
-    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * (forward + backward)
+    assert makespan(graph) == BEGIN + 4 * FLOOR + 2 * (forward + backward)
     tensor_parallel(graph, degree=2, bandwidth=1.0)
     forward = 30 + 40 + halved(HALVED, 6) + 2 * SUM
     backward = 60 + halved(HALVED_BACKWARD, 10) + 2 * SUM
-    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * (forward + backward)
+    assert makespan(graph) == BEGIN + 4 * FLOOR + 2 * (forward + backward)
     sums = graph.select(kind="collective")
     assert sums.bytes.tolist() == [SUM] * 8
     assert len(sums.launches()) == 8
@@ -147,18 +142,18 @@ def test_sums_come_behind_the_layers_that_close_a_part():
 def test_queries_keys_and_values_apart_are_one_part_also_where_all_layers_are_square():
     p = Program()
     p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
-    square = [[8], [4, 8], [8, 8]]
+    square = "8 4x8 8x8"
     for block in (0, 1):
         for layer in ("q", "k", "v"):
             p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
-        p.op("aten::bmm", "forward", ("scores", 50), shapes=[[4, 2, 4], [4, 4, 2]], layer=f"h.{block}")
-        p.op("aten::bmm", "forward", ("values", 50), shapes=[[4, 2, 2], [4, 2, 4]], layer=f"h.{block}")
+        p.op("aten::bmm", "forward", ("scores", 50), shapes="4x2x4 4x4x2", layer=f"h.{block}")
+        p.op("aten::bmm", "forward", ("values", 50), shapes="4x2x2 4x2x4", layer=f"h.{block}")
         for layer in ("o", "up", "down"):
             p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
     graph = p.graph()
     tensor_parallel(graph, degree=2, bandwidth=1.0)
     one = halved(6 * 110 + 2 * 50, 8) + 2 * SUM
-    assert simulate(graph).makespan_ns == BEGIN + 4 * FLOOR + 2 * one
+    assert makespan(graph) == BEGIN + 4 * FLOOR + 2 * one
     assert noted(graph, "heads of attention: 2.")
 
 
@@ -175,13 +170,13 @@ def test_bytes_of_a_layer_are_divided_but_for_its_whole_side():
 
 def test_embedding_last_layer_and_loss_are_divided_with_their_sums():
     graph = transformer(head=True)
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     tensor_parallel(graph, degree=2, bandwidth=1.0)
     blocks = 2 * (HALVED - halved(HALVED, 6) + HALVED_BACKWARD - halved(HALVED_BACKWARD, 10) - 4 * SUM)
     outside = 3 * 610 + 110 - halved(3 * 610 + 110, 4)
     # The embedding's output, the gradient of the last layer's input, three numbers a token for the loss.
     sums = SUM + SUM + 3 * 4 * 4
-    assert simulate(graph).makespan_ns == before - blocks - outside + sums
+    assert makespan(graph) == before - blocks - outside + sums
 
 
 def test_logits_that_no_loss_follows_are_gathered():
@@ -194,11 +189,11 @@ def test_logits_that_no_loss_follows_are_gathered():
 
 def test_the_optimizer_updates_the_parts_of_a_gpu():
     graph = transformer(update=90)
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     tensor_parallel(graph, degree=2, bandwidth=1.0)
     after = kernel_ns(graph, phase="optimizer")
     assert after == [FLOOR + 80 * (0.25 + 0.75 / 2)]  # 120 of 160 parameters of a block are divided
-    assert simulate(graph).makespan_ns < before
+    assert makespan(graph) < before
 
 
 def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
@@ -208,10 +203,10 @@ def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
         for op, layer, _, shapes in FORWARD:
             p.op(op, "forward", shapes=shapes, layer=f"blocks.{block}" + (f".{layer}" if layer else ""))
     graph = p.graph()
-    whole = simulate(graph).makespan_ns
+    whole = makespan(graph)
     assert whole == 2 * 8 * 4
     tensor_parallel(graph, degree=2, bandwidth=1.0)
-    assert simulate(graph).makespan_ns == whole + 4 * SUM
+    assert makespan(graph) == whole + 4 * SUM
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -237,10 +232,10 @@ def test_more_bandwidth_is_never_slower(training):
 )
 def test_what_cannot_be_divided_is_refused(make, options, error, words):
     graph = make()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     with pytest.raises(error, match=words):
         tensor_parallel(graph, **{"degree": 2, "bandwidth": 1.0, **options})
-    assert simulate(graph).makespan_ns == before
+    assert makespan(graph) == before
 
 
 def test_ranks_recorded_together_are_refused():
@@ -253,19 +248,19 @@ def test_ranks_recorded_together_are_refused():
 def test_tiles_of_products_come_from_names_and_shapes():
     #  4,096 x 1,024 in tiles of 128 x 64: 32 x 16; without a tile in the name those of 256 x 128: 16 x 8
     p = Program()
-    shapes = [[4096, 64], [64, 1024]]
+    shapes = "4096x64 64x1024"
     p.op("aten::mm", "forward", ("gemm_tilesize128x64x64_", 100), shapes=shapes)
     p.op("aten::mm", "forward", ("nvjet_tst", 100), shapes=shapes)
     p.op("aten::add", "forward", ("add_128x64_", 100), shapes=shapes)
     graph = p.graph()
-    kernels = graph.select(kind="kernel")
-    assert output_tiles(graph, kernels.name, work(graph, kernels).call).tolist() == [512, 128, 0]
+    chosen = kernels(graph)
+    assert output_tiles(graph, chosen.name, work(graph, chosen).call).tolist() == [512, 128, 0]
 
 
 # Pipelines
 
 
-def stack(blocks: int = 4, forward: int = 10, backward: int = 20, update: int = 0, steps: int = 1) -> Graph:
+def stack(blocks=4, forward=10, backward=20, update=0, steps=1):
     #  main |0|1|2|3|3'|2'|1'|0'|update|
     graph = Graph()
     for step in range(steps):
@@ -274,16 +269,10 @@ def stack(blocks: int = 4, forward: int = 10, backward: int = 20, update: int = 
             ("backward", "backward", backward, range(blocks)[::-1]),
         ):  # fmt: skip
             for number in numbers:
-                graph.insert(
-                    f"{name} {number}", kind="cpu", lane="main", duration_ns=ns, phase=phase, step=step,
-                    layer=f"blocks.{number}",
-                )  # fmt: skip
+                put(graph, f"{name} {number}", "main", ns, phase=phase, step=step, layer=f"blocks.{number}")
         if update:
             for number in range(blocks):
-                graph.insert(
-                    "update", kind="cpu", lane="main", duration_ns=update, phase="optimizer", step=step,
-                    layer=f"blocks.{number}",
-                )  # fmt: skip
+                put(graph, "update", "main", update, phase="optimizer", step=step, layer=f"blocks.{number}")
     return graph
 
 
@@ -297,7 +286,7 @@ def test_the_bubble_of_equal_stages_is_that_of_the_formula(schedule, stages, bat
     graph = stack(blocks=stages)
     pipeline(graph, stages=stages, micro_batches=batches, schedule=schedule, **FREE)
     ideal = batches * (10 + 20)
-    assert simulate(graph).makespan_ns == ideal + (stages - 1) * ideal // batches
+    assert makespan(graph) == ideal + (stages - 1) * ideal // batches
     assert not graph.lint()
 
 
@@ -306,7 +295,7 @@ def test_two_chunks_a_gpu_halve_the_bubble(stages, batches):
     graph = stack(blocks=2 * stages)
     pipeline(graph, stages=stages, micro_batches=batches, schedule="interleaved", **FREE)
     ideal = batches * 2 * (10 + 20)
-    assert simulate(graph).makespan_ns == ideal + (stages - 1) * ideal // batches // 2
+    assert makespan(graph) == ideal + (stages - 1) * ideal // batches // 2
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -344,7 +333,7 @@ def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
     assert updates.where(rank=0).duration_ns.tolist() == [7, 7, 0, 0]
     assert updates.where(rank=1).duration_ns.tolist() == [0, 0, 7, 7]
     # The second step's first pass waits for the update; the last stage's update is hidden.
-    assert simulate(graph).makespan_ns == 2 * (2 * (20 + 40) + 14)
+    assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
 
 
 def test_whole_batches_are_arranged_in_a_copy_that_shares_columns():
@@ -352,7 +341,7 @@ def test_whole_batches_are_arranged_in_a_copy_that_shares_columns():
     before = graph.columns["order"].copy()
     changed = graph.copy()
     pipeline(changed, stages=2, micro_batches=1, **FREE)
-    assert simulate(changed).makespan_ns == 2 * (20 + 40) + 14
+    assert makespan(changed) == 2 * (20 + 40) + 14
     assert graph.columns["order"].tolist() == before.tolist()
 
 
@@ -400,10 +389,10 @@ def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
     each = graph.select(kind="kernel", phase=("forward", "backward"))
     before = len(each)
     pipeline(graph, stages=2, micro_batches=3, micro_batch="recorded", bandwidth=1.0)
-    kernels = graph.select(kind="kernel", phase=("forward", "backward"))
-    assert len(kernels) == len(kernels.launches()) == 3 * before
-    assert set(kernels.lane) == {"stream 7", "rank 1 stream 7"}
-    assert set(kernels.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
+    work = graph.select(kind="kernel", phase=("forward", "backward"))
+    assert len(work) == len(work.launches()) == 3 * before
+    assert set(work.lane) == {"stream 7", "rank 1 stream 7"}
+    assert set(work.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
     assert graph.select(kind="collective").bytes.tolist() == [4 * 8 * 4] * 6  # the norm's input
     assert kernel_ns(graph, phase="optimizer") == [50, 50]
     assert not graph.lint()
@@ -414,7 +403,7 @@ def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
     f2 = b0 + message + backward + first  # on rank 0, behind B0
     b2 = max(b1, f2 + message) + forward + backward
     assert max(f2, b1 + message) + backward < b2 + message
-    assert simulate(graph).makespan_ns == b2 + message + backward + 50
+    assert makespan(graph) == b2 + message + backward + 50
 
 
 def test_a_divided_batch_does_the_same_work_in_parts():
@@ -422,18 +411,18 @@ def test_a_divided_batch_does_the_same_work_in_parts():
     p = Program()
     p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
     for block in ("blocks.0", "blocks.1"):
-        p.op("aten::gelu", "forward", ("gelu", 50), shapes=[[10, 3]], layer=block)
-        p.op("aten::addmm", "forward", ("linear", 210), shapes=[[3], [10, 3], [3, 3]], layer=block)
+        p.op("aten::gelu", "forward", ("gelu", 50), shapes="10x3", layer=block)
+        p.op("aten::addmm", "forward", ("linear", 210), shapes="3 10x3 3x3", layer=block)
     for block in ("blocks.1", "blocks.0"):
-        p.op("aten::mm", "backward", ("inputs", 110), shapes=[[10, 3], [3, 3]], layer=block)
-        p.op("aten::mm", "backward", ("weights", 130), shapes=[[3, 10], [10, 3]], layer=block)
-        p.op("aten::gelu_backward", "backward", ("gelu", 70), shapes=[[10, 3], [10, 3]], layer=block)
+        p.op("aten::mm", "backward", ("inputs", 110), shapes="10x3 3x3", layer=block)
+        p.op("aten::mm", "backward", ("weights", 130), shapes="3x10 10x3", layer=block)
+        p.op("aten::gelu_backward", "backward", ("gelu", 70), shapes="10x3 10x3", layer=block)
     graph = p.graph()
-    total = graph.select(kind="kernel").total("duration_ns")
+    total = kernels(graph).total("duration_ns")
     pipeline(graph, stages=2, micro_batches=2, bandwidth=1.0)
-    kernels = graph.select(kind="kernel")
-    assert len(kernels) == 2 * (4 + 2 * 5)
-    assert kernels.total("duration_ns") == total + (4 + 2 * 5) * FLOOR  # the fixed cost is there once more
+    work = kernels(graph)
+    assert len(work) == 2 * (4 + 2 * 5)
+    assert work.total("duration_ns") == total + (4 + 2 * 5) * FLOOR  # the fixed cost is there once more
     assert graph.select(kind="collective").bytes.tolist() == [5 * 3 * 4] * 4
 
 
@@ -453,7 +442,7 @@ def test_a_gpu_has_one_thread_for_both_passes():
         before = [task]
     pipeline(graph, stages=2, micro_batches=3, **FREE)
     assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
-    assert simulate(graph).makespan_ns == (3 + 1) * (10 + 20)
+    assert makespan(graph) == (3 + 1) * (10 + 20)
 
 
 def test_a_block_that_is_computed_again_stays_on_its_gpu():
@@ -461,12 +450,12 @@ def test_a_block_that_is_computed_again_stays_on_its_gpu():
     checkpointing(graph, layers="blocks.*")
     pipeline(graph, stages=2, micro_batches=4, **FREE)
     assert set(graph.select(rank=1).layer) == {"blocks.1"}
-    assert simulate(graph).makespan_ns == (4 + 1) * (10 + 10 + 20)
+    assert makespan(graph) == (4 + 1) * (10 + 10 + 20)
 
 
 def test_repetitions_do_not_change_what_calls_are_taken_to_cost():
     #  |gelu 10 rows 4 + 6|gelu 1,000 rows 4 + 600|: overhead and work are told apart by these two
-    def calls(times: int):
+    def calls(times):
         p = Program()
         for rows, more in ((10, 6), (1000, 600)):
             with p.range(
@@ -491,7 +480,7 @@ def test_a_call_that_waits_for_the_device_waits_for_its_own():
     graph.syncs.add(task=wait.ids[0], lane=-1, point=wait.ids[0], latency_ns=0)
     pipeline(graph, stages=2, micro_batches=4, micro_batch="recorded", bandwidth=1.0)
     assert not graph.lint()
-    waits = graph.select(name="^sync$")
+    waits = named(graph, "sync")
     assert set(waits.lane) == {f"rank 1 {graph.select(kind='cpu', rank=0).lane[0]}"}
     timeline = simulate(graph)
     ends = dict(zip(timeline.task.tolist(), timeline.end_ns.tolist(), strict=True))
@@ -522,7 +511,7 @@ def test_a_call_that_waits_for_the_device_waits_for_its_own():
 )
 def test_what_cannot_be_a_pipeline_is_refused(make, options, error, words):
     graph = make()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     with pytest.raises(error, match=words):
         pipeline(graph, **{"stages": 2, "micro_batches": 4, **FREE, **options})
-    assert simulate(graph).makespan_ns == before
+    assert makespan(graph) == before

@@ -1,36 +1,35 @@
 """Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._layers import add_layers, freeze, gradient_parts, remove_layers
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from recorded import Program, does_not_apply, kernel_names, noted, refuses
+from graph.small_graphs import kernels, names, put
+from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses
 
-from daydream import Graph, simulate
+from daydream import Graph
 from daydream.model.blocks import matching_blocks, repeated_blocks
 from daydream.model.parameters import joint_update, trained_parameters
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
 
-def two_linear_layers(**metadata) -> Graph:
+def two_linear_layers(**metadata):
     #  stream 6|a 100|b 100|loss 10|b: inputs 200, weights 300|a: inputs 150, weights 400|update a 20, b 40|
     p = Program()
-    p.op("aten::linear", "forward", ("f", 100), shapes=[[8, 16], [32, 16], [32]], layer="a")
-    p.op("aten::linear", "forward", ("f", 100), shapes=[[8, 32], [64, 32], [64]], layer="b")
+    p.op("aten::linear", "forward", ("f", 100), shapes="8x16 32x16 32", layer="a")
+    p.op("aten::linear", "forward", ("f", 100), shapes="8x32 64x32 64", layer="b")
     p.op("aten::mse_loss", "loss", ("loss", 10))
-    p.op("aten::mm", "backward", ("inputs", 200), shapes=[[8, 64], [64, 32]], layer="b")
-    p.op("aten::mm", "backward", ("weights", 300), shapes=[[64, 8], [8, 32]], layer="b")
-    p.op("aten::mm", "backward", ("inputs", 150), shapes=[[8, 32], [32, 16]], layer="a")
-    p.op("aten::mm", "backward", ("weights", 400), shapes=[[32, 8], [8, 16]], layer="a")
+    p.op("aten::mm", "backward", ("inputs", 200), shapes="8x64 64x32", layer="b")
+    p.op("aten::mm", "backward", ("weights", 300), shapes="64x8 8x32", layer="b")
+    p.op("aten::mm", "backward", ("inputs", 150), shapes="8x32 32x16", layer="a")
+    p.op("aten::mm", "backward", ("weights", 400), shapes="32x8 8x16", layer="a")
     p.op("aten::add_", "optimizer", ("update", 20), layer="a")
     p.op("aten::add_", "optimizer", ("update", 40), layer="b")
     return p.graph(**metadata)
 
 
-def three_blocks(steps: int = 1) -> Graph:
+def three_blocks(steps=1):
     #  main  |embed 5|0: 10|1: 20|2: 30|loss 3|2': 31|1': 21|0': 11|optimizer 7|   each block in 2 modules
     graph = Graph()
     work = [("blocks.0", 10, 11), ("blocks.1", 20, 21), ("blocks.2", 30, 31)]
@@ -43,7 +42,7 @@ def three_blocks(steps: int = 1) -> Graph:
     tasks += [("optimizer", "optimizer", 7, None)]
     for step in range(steps):
         for name, phase, ns, layer in tasks:
-            graph.insert(name, kind="cpu", lane="main", duration_ns=ns, phase=phase, layer=layer, step=step)
+            put(graph, name, "main", ns, phase=phase, layer=layer, step=step)
     return graph
 
 
@@ -69,7 +68,7 @@ def test_a_block_is_an_outermost_module_with_all_inside_it():
 def test_blocks_are_in_the_order_of_their_numbers():
     graph = Graph()
     for number in (2, 10, 9):
-        graph.insert("f", kind="cpu", lane="main", duration_ns=1, layer=f"Model_0.Layer_{number}")
+        put(graph, "f", "main", 1, layer=f"Model_0.Layer_{number}")
     assert repeated_blocks(graph) == [["Model_0.Layer_2", "Model_0.Layer_9", "Model_0.Layer_10"]]
 
 
@@ -78,19 +77,19 @@ def test_blocks_are_in_the_order_of_their_numbers():
 
 def test_a_frozen_layer_above_a_trained_one_keeps_the_gradient_of_its_input():
     graph = two_linear_layers()
-    assert simulate(graph).makespan_ns == BEGIN + 200 + 10 + 200 + 300 + 150 + 400 + 20 + 40
+    assert makespan(graph) == BEGIN + 200 + 10 + 200 + 300 + 150 + 400 + 20 + 40
     freeze(graph, layers="b")
     # `a` is the first that is trained, so nothing needs the gradient of its input.
-    assert simulate(graph).makespan_ns == BEGIN + 200 + 10 + 200 + 400 + 20
+    assert makespan(graph) == BEGIN + 200 + 10 + 200 + 400 + 20
     assert kernel_names(graph, phase="backward") == ["inputs", "weights"]
-    assert len(graph.select(kind="kernel").launches()) == 6
+    assert len(kernels(graph).launches()) == 6
     assert not len(graph.select(kind="cpu", op="add_", layer="b"))
 
 
 def test_layers_ahead_of_the_first_trained_one_have_no_backward_pass():
     graph = two_linear_layers()
     freeze(graph, layers="a")
-    assert simulate(graph).makespan_ns == BEGIN + 200 + 10 + 300 + 40
+    assert makespan(graph) == BEGIN + 200 + 10 + 300 + 40
     assert not len(graph.select(phase="backward", layer="a"))
     assert noted(graph, "1 layer ahead")
 
@@ -99,19 +98,19 @@ def test_freezing_works_without_device_work():
     #  13 operators of 4 ns each, one of them accumulates the gradient of b
     p = Program()
     for layer in ("a", "b"):
-        p.op("aten::linear", "forward", shapes=[[8, 16], [16, 32], [32]], layer=layer)
-    p.op("aten::mm", "backward", shapes=[[8, 32], [32, 16]], layer="b")
-    p.op("aten::mm", "backward", shapes=[[32, 8], [8, 16]], layer="b")
-    p.op("torch::autograd::AccumulateGrad", "backward", shapes=[[32, 16]], layer="b")
-    p.op("aten::mm", "backward", shapes=[[32, 8], [8, 16]], layer="a")
-    p.op("torch::autograd::AccumulateGrad", "backward", shapes=[[32, 16]], layer="a")
+        p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer=layer)
+    p.op("aten::mm", "backward", shapes="8x32 32x16", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="b")
+    p.op("torch::autograd::AccumulateGrad", "backward", shapes="32x16", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="a")
+    p.op("torch::autograd::AccumulateGrad", "backward", shapes="32x16", layer="a")
     for layer in ("a", "b"):
         p.op("aten::add_", "optimizer", layer=layer)
     parameters = [{"name": f"{one}.weight", "layer": one, "shape": [32, 16]} for one in ("a", "b")]
     graph = p.graph(parameters=parameters)
-    assert simulate(graph).makespan_ns == 9 * 4
+    assert makespan(graph) == 9 * 4
     freeze(graph, layers="b")
-    assert simulate(graph).makespan_ns == (9 - 3) * 4
+    assert makespan(graph) == (9 - 3) * 4
 
 
 def test_a_convolution_that_computes_both_gradients_in_one_call_takes_half():
@@ -129,7 +128,7 @@ def test_a_convolution_that_computes_both_gradients_in_one_call_takes_half():
     assert parts.weights.tolist() == [0.5, 1, 0, 1]
     assert parts.inputs.tolist() == [0.5, 0, 1, 0]
     freeze(graph, layers="a")
-    assert simulate(graph).makespan_ns == BEGIN + 200 + 300 / 2 + 60 + 80 + 20
+    assert makespan(graph) == BEGIN + 200 + 300 / 2 + 60 + 80 + 20
 
 
 def test_what_cannot_be_frozen_is_refused():
@@ -147,10 +146,10 @@ def test_what_cannot_be_frozen_is_refused():
 def test_a_joint_update_shrinks_with_the_tensors_and_the_reduction_with_the_bytes():
     #  main  ...|add 4|python 8|add 4|       and an all-reduce of 100 in the backward pass
     p = Program()
-    p.op("aten::linear", "forward", shapes=[[8, 16], [16, 32], [32]], layer="a")
-    p.op("aten::linear", "forward", shapes=[[8, 16], [16, 32], [32]], layer="b")
-    p.op("aten::mm", "backward", shapes=[[32, 8], [8, 16]], layer="b")
-    p.op("aten::mm", "backward", shapes=[[32, 8], [8, 16]], layer="a")
+    p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer="a")
+    p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="a")
     with p.range("Optimizer.step#SGD.step", phase="optimizer"):
         p.op("aten::add_", "optimizer")
         p.now += 8
@@ -160,10 +159,16 @@ def test_a_joint_update_shrinks_with_the_tensors_and_the_reduction_with_the_byte
         {"name": "b.weight", "layer": "b", "shape": [10]},
     ]
     graph = p.graph(parameters=parameters)
-    graph.insert(
-        "all-reduce", kind="collective", lane="link", duration_ns=100, phase="backward", step=0,
-        collective="all_reduce", before=[graph.select(phase="optimizer").first()],
-    )  # fmt: skip
+    put(
+        graph,
+        "all-reduce",
+        "link",
+        100,
+        phase="backward",
+        step=0,
+        collective="all_reduce",
+        before=[graph.select(phase="optimizer").first()],
+    )
     assert trained_parameters(graph).part({"a"}) == (0.5, 0.75)
     tasks, time = joint_update(graph, 0.5, 0.25)
     assert (tasks.duration_ns.sum(), time.sum()) == (
@@ -181,7 +186,7 @@ def test_a_joint_update_shrinks_with_the_tensors_and_the_reduction_with_the_byte
 def test_a_middle_block_is_copied_by_default():
     graph = three_blocks(2)
     add_layers(graph, count=2)
-    assert simulate(graph).makespan_ns == 2 * (WHOLE + 2 * (20 + 21))
+    assert makespan(graph) == 2 * (WHOLE + 2 * (20 + 21))
     assert any(note == "Added: 2 layers, copies of blocks.1 2 times." for note in graph.facts.notes)
 
 
@@ -189,7 +194,7 @@ def test_a_middle_block_is_copied_by_default():
 def test_matching_blocks_are_copied_in_turn(count, more):
     graph = three_blocks()
     add_layers(graph, layers="blocks.*", count=count)
-    assert simulate(graph).makespan_ns == WHOLE + more
+    assert makespan(graph) == WHOLE + more
 
 
 def test_a_copy_comes_right_behind_its_block_and_brings_launches():
@@ -201,10 +206,10 @@ def test_a_copy_comes_right_behind_its_block_and_brings_launches():
     p.op("aten::add_", "optimizer", ("u 1", 9), layer="1")
     graph = p.graph()
     add_layers(graph, layers="1")
-    kernels = graph.select(kind="kernel")
-    assert kernels.name.tolist() == ["f 0", "f 1", "f 1", "b 1", "b 1", "b 0", "u 1", "u 1"]
-    assert len(kernels.launches()) == 8
-    assert simulate(graph).makespan_ns == BEGIN + 50 + 2 * 60 + 2 * 70 + 80 + 2 * 9
+    work = kernels(graph)
+    assert names(work) == "f 0, f 1, f 1, b 1, b 1, b 0, u 1, u 1"
+    assert len(work.launches()) == 8
+    assert makespan(graph) == BEGIN + 50 + 2 * 60 + 2 * 70 + 80 + 2 * 9
 
 
 def test_adding_a_layer_and_removing_it_gives_the_model_without_it():
@@ -212,13 +217,13 @@ def test_adding_a_layer_and_removing_it_gives_the_model_without_it():
     add_layers(added, layers="blocks.1", count=3)
     for graph in (added, plain):
         remove_layers(graph, layers="blocks.1")
-    assert simulate(added).makespan_ns == simulate(plain).makespan_ns == WHOLE - 41
+    assert makespan(added) == makespan(plain) == WHOLE - 41
 
 
 def test_a_parent_is_removed_with_its_children_and_it_is_said_which():
     graph = three_blocks(2)
     remove_layers(graph, layers="blocks.[02]")
-    assert simulate(graph).makespan_ns == 2 * (WHOLE - 21 - 61)
+    assert makespan(graph) == 2 * (WHOLE - 21 - 61)
     assert "Removed: blocks.0, blocks.2." in graph.facts.notes
 
 
@@ -236,19 +241,19 @@ def test_layers_that_cannot_be_added_are_refused():
 def test_a_block_and_the_modules_in_it_are_computed_again_once(layers):
     graph = three_blocks(2)
     checkpointing(graph, layers=layers)
-    assert simulate(graph).makespan_ns == 2 * (WHOLE + 60)
+    assert makespan(graph) == 2 * (WHOLE + 60)
 
 
 def test_a_block_is_computed_again_as_a_whole_ahead_of_its_backward_pass():
     graph = three_blocks()
     checkpointing(graph, layers="blocks.2")
-    names = graph.select(kind="cpu", layer="blocks.2*").name.tolist()
-    assert names == [" forward", ".fc forward", " forward", ".fc forward", ".fc backward", " backward"]
+    called = graph.select(kind="cpu", layer="blocks.2*").name.tolist()
+    assert called == [" forward", ".fc forward", " forward", ".fc forward", ".fc backward", " backward"]
 
 
 def test_checkpointing_takes_python_time_by_the_tensors_that_nodes_save():
     #  |linear 4|view 4|AddmmBackward0 4|ViewBackward0 4|    an `addmm` saves two tensors, a view none
-    def step() -> Graph:
+    def step():
         p = Program()
         p.op("aten::linear", "forward", layer="a")
         p.op("aten::view", "forward", layer="a")
@@ -259,10 +264,10 @@ def test_checkpointing_takes_python_time_by_the_tensors_that_nodes_save():
     graph = step()
     checkpointing(graph)
     python = (50_000 + 2 * 6_900) + (82_000 + 2 * 12_300)
-    assert simulate(graph).makespan_ns == 4 * 4 + 2 * 4 + python
+    assert makespan(graph) == 4 * 4 + 2 * 4 + python
     graph = step()
     checkpointing(graph, python=False)
-    assert simulate(graph).makespan_ns == 4 * 4 + 2 * 4
+    assert makespan(graph) == 4 * 4 + 2 * 4
 
 
 def test_layers_that_are_checkpointed_already_are_refused():
@@ -276,13 +281,11 @@ def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
     #  main    |f 10|              |o 7|
     #  engine       |b 40|(idle 500 up to the next step)
     graph = Graph()
-    f = graph.insert("f", kind="cpu", lane="main", duration_ns=10, phase="forward", step=0)
-    b = graph.insert(
-        "b", kind="cpu", lane="engine", duration_ns=40, gap_ns=500, phase="backward", step=0, after=[f]
-    )
-    graph.insert("o", kind="cpu", lane="main", duration_ns=7, phase="optimizer", step=0, after=[b])
+    f = put(graph, "f", "main", 10, phase="forward", step=0)
+    b = put(graph, "b", "engine", 40, gap_ns=500, phase="backward", step=0, after=[f])
+    put(graph, "o", "main", 7, phase="optimizer", step=0, after=[b])
     gradient_accumulation(graph, batches=3)
-    assert simulate(graph).makespan_ns == 3 * (10 + 40) + 7
+    assert makespan(graph) == 3 * (10 + 40) + 7
     assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3
 
 
@@ -311,4 +314,4 @@ def test_work_repeated_no_times_is_the_same_graph(stay):
     graph = three_blocks()
     blocks = graph.select(phase="forward").group_by("step")
     blocks.repeat(0, before=graph.select(phase="backward").group_by("step").first(), stay=stay)
-    assert simulate(graph).makespan_ns == WHOLE
+    assert makespan(graph) == WHOLE

@@ -1,19 +1,17 @@
 """A faster network, ranks and transfers that nobody waits for: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._communication import network, no_stragglers, overlap
 from daydream.optimizations.compression import dgc
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
-from recorded import Program, does_not_apply, noted, refuses
+from graph.small_graphs import kernels, named, put
+from recorded import Program, does_not_apply, makespan, noted, refuses
 from shared import shared_replay
 from training_programs import A100, ONE_UNIT, buckets_of, meeting, reduce_bucket, reduced, times, training
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.graph.selection import Selection
 from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import in_order, parse
 
@@ -31,16 +29,16 @@ from daydream.transforms.compose import in_order, parse
 )
 def test_transfers_follow_the_network(options, end):
     graph = reduced()
-    assert simulate(graph).makespan_ns == 10 + 40 + 5
+    assert makespan(graph) == 10 + 40 + 5
     network(graph, **options)
-    assert simulate(graph).makespan_ns == end
+    assert makespan(graph) == end
 
 
 def test_waiting_for_a_peer_is_not_scaled():
     graph = meeting()
-    assert simulate(graph).makespan_ns == 30 + 40
+    assert makespan(graph) == 30 + 40
     network(graph, bandwidth_factor=2)
-    assert simulate(graph).makespan_ns == 30 + 40 // 2
+    assert makespan(graph) == 30 + 40 // 2
 
 
 @pytest.mark.parametrize(
@@ -55,12 +53,12 @@ def test_a_network_that_makes_no_sense_is_refused(options, error, words):
     graph = reduced()
     with pytest.raises(error, match=words):
         network(graph, **options)
-    assert simulate(graph).makespan_ns == 10 + 40 + 5
+    assert makespan(graph) == 10 + 40 + 5
 
 
 def test_a_trace_without_collectives_is_refused():
     graph = Graph()
-    graph.insert("k", kind="kernel", lane="stream 7", duration_ns=10)
+    put(graph, "k", "stream 7", 10)
     does_not_apply("no collectives", network, graph, bandwidth_factor=2)
 
 
@@ -69,7 +67,7 @@ def test_a_trace_without_collectives_is_refused():
 
 def test_no_rank_waits_for_the_slowest():
     graph = meeting()
-    assert simulate(graph).makespan_ns == 30 + 40
+    assert makespan(graph) == 30 + 40
     no_stragglers(graph)
     ran = times(graph)
     assert ran["all_reduce"] == [(10, 50), (30, 70)]
@@ -110,11 +108,11 @@ def test_a_lane_waits_from_a_call_on_and_a_call_until_the_lane_is_done():
     #  thread 1  |begin 2|call 3|          |end 1|
     #  link              |copy 50|
     #  stream 7  |a 4|                     |b 4|
-    def drawn() -> tuple[Graph, Selection]:
+    def drawn():
         graph = Graph()
-        begin = graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=2)
-        call = graph.insert("call", kind="cpu", lane="thread 1", duration_ns=3)
-        end = graph.insert("end", kind="cpu", lane="thread 1", duration_ns=1)
+        begin = put(graph, "begin", "thread 1", 2)
+        call = put(graph, "call", "thread 1", 3)
+        end = put(graph, "end", "thread 1", 1)
         graph.insert_after(begin, "copy", kind="memcpy", lane="link", duration_ns=50, launched=False)
         graph.insert_after(begin, "a", kind="kernel", lane="stream 7", duration_ns=4, launched=False)
         graph.insert_after(end, "b", kind="kernel", lane="stream 7", duration_ns=4, launched=False)
@@ -145,9 +143,9 @@ def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
     #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
     graph = training()
     ddp(graph, workers=2, bandwidth=bandwidth)
-    assert simulate(graph).makespan_ns == 226 + 8000 / bandwidth + 30
+    assert makespan(graph) == 226 + 8000 / bandwidth + 30
     overlap(graph)
-    assert simulate(graph).makespan_ns == end
+    assert makespan(graph) == end
     assert graph.lint() == []
 
 
@@ -162,9 +160,9 @@ def test_hiding_is_never_slower():
     for bandwidth in (1.0, 10.0, 100.0, 1e3):
         graph = training(steps=2)
         fsdp(graph, bandwidth=bandwidth, **ONE_UNIT)
-        before = simulate(graph).makespan_ns
+        before = makespan(graph)
         overlap(graph)
-        assert simulate(graph).makespan_ns <= before
+        assert makespan(graph) <= before
 
 
 def test_a_rank_still_waits_for_those_that_arrive_later():
@@ -177,7 +175,7 @@ def test_a_rank_still_waits_for_those_that_arrive_later():
     assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
 
 
-def recorded_reduction(*, awaited: bool) -> Graph:
+def recorded_reduction(*, awaited):
     """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
     program = Program()
     program.op("aten::mm", "backward", ("grad", 60))
@@ -192,7 +190,7 @@ def test_transfers_that_nothing_waited_for_are_hidden_already():
     does_not_apply("hidden already", overlap, recorded_reduction(awaited=False))
     graph = recorded_reduction(awaited=True)
     overlap(graph)
-    assert graph.select(name="^transfers$").duration_ns.tolist() == [1000]
+    assert named(graph, "transfers").duration_ns.tolist() == [1000]
     assert "waiting for peers" in " ".join(graph.facts.notes)
 
 
@@ -220,29 +218,29 @@ def test_nothing_hides_what_the_next_layer_works_on(backward):
     #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
     graph, last = Graph(), []
     for name in ("reduce_scatter", "all_gather"):
-        layer = graph.insert("layer", kind="kernel", lane="stream 7", duration_ns=20, step=0, after=last)
+        layer = put(graph, "layer", "stream 7", 20, step=0, after=last)
         place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
         last = [graph.insert(name, **place, collective=name, after=[layer])]
     if not backward:
         with pytest.raises(NotApplicableError, match="the next layer works on"):
             overlap(graph)
         return
-    kernel = graph.insert("grad", kind="kernel", lane="stream 7", duration_ns=40, step=0, after=last)
+    kernel = put(graph, "grad", "stream 7", 40, step=0, after=last)
     graph.insert(
         "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
         collective="all_reduce", after=[kernel],
     )  # fmt: skip
     overlap(graph)
-    assert simulate(graph).makespan_ns == 20 + 30 + 20 + 30 + 40
+    assert makespan(graph) == 20 + 30 + 20 + 30 + 40
 
 
 def test_transfers_of_a_step_are_told_on_average():
     graph = Graph()
     for step, ns in enumerate((10_000_000, 30_000_000)):  # one of them is waited for much longer
-        graph.insert("k", kind="kernel", lane="stream 7", duration_ns=12_000_000, step=step)
+        put(graph, "k", "stream 7", 12_000_000, step=step)
         graph.insert(
             "all-reduce", kind="collective", lane="stream 13", duration_ns=ns, step=step,
-            collective="all_reduce", after=graph.select(kind="kernel").last(),
+            collective="all_reduce", after=kernels(graph).last(),
         )  # fmt: skip
     overlap(graph)
     assert noted(graph, "take 20.000 ms per step on average")

@@ -1,7 +1,5 @@
 """Tools of pruning, quantize, rematerialize and replace: a running model beside one written by hand."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +15,7 @@ functional = torch.nn.functional
 
 
 class Model(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.norm, self.down = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
 
@@ -34,7 +32,7 @@ def model():
 X = torch.linspace(-2, 2, 40).reshape(5, 8)
 
 
-def losses(model, steps: int = 3):
+def losses(model, steps=3):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for _ in range(steps):
@@ -46,14 +44,14 @@ def losses(model, steps: int = 3):
     return found
 
 
-def changed(name: str, model, steps: int = 3, **options):
+def changed(name, model, steps=3, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with real_change([name], options, [optimizer]) as operators:
         found = losses(model, steps)
     return found, operators()
 
 
-def by_hand(model, forward) -> list[float]:
+def by_hand(model, forward):
     model.forward = forward
     return losses(model)
 

@@ -1,7 +1,5 @@
 """What is computed: batch size, accumulation, checkpointing, fewer layers, each answer worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._hardware import scale
 from daydream.optimizations._layers import add_layers, remove_layers
@@ -11,13 +9,14 @@ from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from daydream.optimizations.pipeline import pipeline
-from recorded import does_not_apply, kernel_names, makespans, refuses, thread_and_stream
+from graph.small_graphs import kernels, put
+from recorded import does_not_apply, kernel_names, makespan, makespans, refuses, thread_and_stream
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, GraphError, NotApplicableError
 from daydream.graph.tables import Lane
 
 
-def cpu_step(steps: int = 1) -> Graph:
+def cpu_step(steps=1):
     #  main  |load 5|a 10|b 20|loss 3|b' 40|a' 30|optimizer 7|
     graph = Graph()
     for step in range(steps):
@@ -30,16 +29,14 @@ def cpu_step(steps: int = 1) -> Graph:
             ("a backward", 30, "backward", "a"),
             ("optimizer", 7, "optimizer", None),
         ):
-            graph.insert(
-                name, kind="cpu", lane="main", duration_ns=duration, phase=phase, layer=layer, step=step
-            )
+            put(graph, name, "main", duration, phase=phase, layer=layer, step=step)
     return graph
 
 
-def training_on_a_stream() -> Graph:
+def training_on_a_stream():
     #  thread  |launch 6|launch 6|launch 6|          (kernels start 4 after their launch began)
     #  stream    4|forward 50|backward 80|optimizer 20|
-    return thread_and_stream(("f", 50, "forward"), ("b", 80, "backward"), ("o", 20, "optimizer"))
+    return thread_and_stream("f 50 forward, b 80 backward, o 20 optimizer")
 
 
 PASSES = 10 + 20 + 3 + 40 + 30
@@ -52,36 +49,42 @@ PASSES = 10 + 20 + 3 + 40 + 30
 def test_accumulation_repeats_all_but_the_optimizer(steps):
     graph = cpu_step(2)
     gradient_accumulation(graph, batches=steps)
-    assert simulate(graph).makespan_ns == 2 * (steps * (5 + PASSES) + 7)
+    assert makespan(graph) == 2 * (steps * (5 + PASSES) + 7)
     assert len(graph.select(phase="optimizer")) == 2
 
 
 def test_accumulation_on_a_device_brings_launches():
     graph = training_on_a_stream()
-    assert simulate(graph).makespan_ns == 4 + 50 + 80 + 20
+    assert makespan(graph) == 4 + 50 + 80 + 20
     gradient_accumulation(graph, batches=3)
-    assert simulate(graph).makespan_ns == 4 + 3 * (50 + 80) + 20
+    assert makespan(graph) == 4 + 3 * (50 + 80) + 20
     assert kernel_names(graph) == ["f", "b", "f", "b", "f", "b", "o"]
-    assert len(graph.select(kind="kernel").launches()) == 7
+    assert len(kernels(graph).launches()) == 7
 
 
 def test_gradients_are_reduced_once():
     graph = cpu_step()
-    graph.insert(
-        "all-reduce", kind="collective", lane="link", duration_ns=100, phase="backward", step=0,
-        collective="all_reduce", after=[graph.select(name="b backward")],
+    put(
+        graph,
+        "all-reduce",
+        "link",
+        100,
+        phase="backward",
+        step=0,
+        collective="all_reduce",
+        after=[graph.select(name="b backward")],
         before=[graph.select(name="optimizer")],
-    )  # fmt: skip
+    )
     gradient_accumulation(graph)
     assert len(graph.select(kind="collective")) == 1
     # The all-reduce of the last batch runs beside `a backward` (30) and ends 100 behind `b backward`.
-    assert simulate(graph).makespan_ns == 2 * 5 + PASSES + (10 + 20 + 3 + 40) + 100 + 7
+    assert makespan(graph) == 2 * 5 + PASSES + (10 + 20 + 3 + 40) + 100 + 7
 
 
 def test_accumulation_needs_a_training_step():
     refuses("2 or more", gradient_accumulation, cpu_step(), batches=1)
-    does_not_apply("backward", gradient_accumulation, thread_and_stream(("f", 50, "forward")))
-    does_not_apply("optimizer", gradient_accumulation, thread_and_stream(("b", 50, "backward")))
+    does_not_apply("backward", gradient_accumulation, thread_and_stream("f 50 forward"))
+    does_not_apply("optimizer", gradient_accumulation, thread_and_stream("b 50 backward"))
 
 
 # Checkpointing
@@ -102,8 +105,8 @@ def test_removed_layers_take_their_launches():
     graph = training_on_a_stream()
     graph.select(kind="kernel", phase="backward").set(layer="b")
     remove_layers(graph, layers="b")
-    assert simulate(graph).makespan_ns == 4 + 50 + 20
-    assert len(graph.select(kind="kernel").launches()) == 2
+    assert makespan(graph) == 4 + 50 + 20
+    assert len(kernels(graph).launches()) == 2
 
 
 @pytest.mark.parametrize("what", [checkpointing, remove_layers])
@@ -127,14 +130,11 @@ def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(
     #  stream           4|copy 40|f 80,000|b 80,000|optimizer 80,000|
     # All kernels are alike, so 5,000 of each, the most that can be, count as its fixed cost.
     graph = thread_and_stream(
-        ("Memcpy HtoD", 40, "forward"), ("f", 80_000, "forward"), ("b", 80_000, "backward"),
-        ("o", 80_000, "optimizer"),
+        "Memcpy HtoD 40 forward, f 80000 forward, b 80000 backward, o 80000 optimizer",
     )  # fmt: skip
     graph.insert_before(graph.select(name="begin"), "load", duration_ns=100, phase="data")
     batch_size(graph, factor=factor)
-    assert (
-        simulate(graph).makespan_ns == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
-    )
+    assert makespan(graph) == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
 
 
 def test_a_larger_batch_is_never_faster():
@@ -147,13 +147,13 @@ def test_a_batch_that_is_no_question_is_refused():
         with pytest.raises(NotApplicableError, match="as it is"):
             what(cpu_step(), factor=1)
     refuses("more than 0", batch_size, cpu_step(), factor=0)
-    does_not_apply("forward or backward", batch_size, thread_and_stream(("o", 20, "optimizer")), factor=2)
+    does_not_apply("forward or backward", batch_size, thread_and_stream("o 20 optimizer"), factor=2)
 
 
 def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
     graph = Graph()
     graph.add_lane(Lane("gloo 0", on_device=True, host=True))
-    graph.insert("work", kind="cpu", lane="thread 1", duration_ns=10)
+    put(graph, "work", "thread 1", 10)
     graph.insert("gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=100)
 
     scale(graph, on="cpu", factor=0.5)
@@ -165,7 +165,7 @@ def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
 # Values of options that make no sense are refused in a line that names the option
 
 
-def two_blocks() -> Graph:
+def two_blocks():
     #  main  |block 0 10|block 1 10|backward 20|optimizer 5|
     graph = Graph()
     for name, duration, phase, layer in (
@@ -174,7 +174,7 @@ def two_blocks() -> Graph:
         ("c", 20, "backward", "blocks.1"),
         ("d", 5, "optimizer", None),
     ):
-        graph.insert(name, kind="cpu", lane="main", duration_ns=duration, phase=phase, layer=layer, step=0)
+        put(graph, name, "main", duration, phase=phase, layer=layer, step=0)
     return graph
 
 

@@ -1,16 +1,24 @@
 """Fused, foreach and offloaded optimizers, gradients set to None: each answer worked out by hand."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from daydream.optimizations._offload import offload_optimizer
 from daydream.optimizations._optimizer import foreach_optimizer, fused_adam, fused_optimizer, zero_grad_none
-from recorded import Program, does_not_apply, kernel_names, kernel_ns, makespans, refuses, thread_and_stream
+from graph.small_graphs import kernels, put
+from recorded import (
+    Program,
+    does_not_apply,
+    kernel_names,
+    kernel_ns,
+    makespan,
+    makespans,
+    refuses,
+    thread_and_stream,
+)
 
-from daydream import Graph, NotApplicableError, simulate
+from daydream import Graph, NotApplicableError
 from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth, tiny_call_ns
 from daydream.model.optimizers import TAKES, UPDATE_RULES, update_of
 from daydream.transforms import optimizer_settings
@@ -26,11 +34,11 @@ ADAM_OF_1000, ADAM_OF_A_MILLION = (
 
 def per_parameter(
     *,
-    tensors: int = 2,
-    kernels: tuple[str, ...] = ("aten::mul_", "aten::add_"),
-    optimizer: str = "SGD",
+    tensors=2,
+    kernels=("aten::mul_", "aten::add_"),
+    optimizer="SGD",
     **metadata,
-) -> Graph:
+):
     """Backward 20 ns, then the kernels of 30 ns of each tensor in a range of the optimizer."""
     program = Program()
     program.op("aten::mm", "backward", ("gemm", 20))
@@ -41,7 +49,7 @@ def per_parameter(
     return program.graph(**metadata)
 
 
-def cpu_ns(graph: Graph, phase: str) -> int:
+def cpu_ns(graph, phase):
     tasks = graph.select(kind="cpu", phase=phase)
     return int(tasks.duration_ns.sum() + tasks.gap_ns.sum())
 
@@ -101,7 +109,7 @@ def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unkno
     fused_adam(graph)
     assert kernel_ns(graph) == [20, 120]
     assert cpu_ns(graph, "optimizer") <= 6 + 2
-    assert simulate(graph).makespan_ns == 2 + 4 + 20 + 120
+    assert makespan(graph) == 2 + 4 + 20 + 120
     assert "not Adam" in graph.facts.notes[-1]
 
 
@@ -117,10 +125,10 @@ def test_fused_goes_by_bytes_where_the_parameters_are_known():
         assert walk.duration_ns.tolist() == [21_000 + 2 * 4_000]
 
 
-def copied(graph: Graph, duration_ns: float) -> None:
+def copied(graph, duration_ns):
     graph.insert(
         COPY, kind="memcpy", lane="stream 7", duration_ns=duration_ns,
-        before=[graph.select(kind="kernel").first()], phase="forward", bytes=2**20,
+        before=[kernels(graph).first()], phase="forward", bytes=2**20,
     )  # fmt: skip
 
 
@@ -128,7 +136,7 @@ ADD, ROOT = (f"at::native::vectorized_elementwise_kernel<4, {name}>" for name in
 NEWER = "at::native::unrolled_elementwise_kernel<copy, std::array<char*, 2ul>, 4, Calculator<1>>"
 
 
-def of_unknown_shapes(*kernels: tuple[str, str, int], older: bool = True) -> Graph:
+def of_unknown_shapes(*kernels, older=True):
     """Return an Adam's update with operators that have no shapes: (kernel, blocks, ns) one by one."""
     program = Program()
     program.op("aten::copy_", "forward", ("gemm" if older else NEWER, 20))
@@ -166,12 +174,10 @@ def test_on_a_cpu_the_operators_of_the_update_become_one():
         ("add_", "optimizer", 40),
         ("mul_", "optimizer", 40),
     ):
-        graph.insert(
-            name, kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase=phase, op=name, step=0
-        )
-    assert simulate(graph).makespan_ns == 100 + 7 + 40 + 7 + 40
+        put(graph, name, "main", duration, gap_ns=7, phase=phase, op=name, step=0)
+    assert makespan(graph) == 100 + 7 + 40 + 7 + 40
     fused_optimizer(graph)
-    assert simulate(graph).makespan_ns == 100 + 7 + 80
+    assert makespan(graph) == 100 + 7 + 80
     assert len(graph.select(phase="optimizer")) == 1
 
 
@@ -180,12 +186,12 @@ def test_on_a_cpu_a_fused_update_takes_no_longer_than_its_operators_compute():
     # Its two operators take 40 us each, of which a call costs 5 us; Python between them computes nothing.
     program = Program()
     for _ in range(3):
-        program.host("aten::add", "forward", 5_000, shapes=[[1], [1]])
+        program.host("aten::add", "forward", 5_000, shapes="1 1")
     program.host("aten::relu_", "forward", 10**9, shapes=[[2**20]])
     with program.range("Optimizer.step#Adam.step", phase="optimizer"):
-        program.host("aten::mul_", "optimizer", 40_000, shapes=[[1000], []])
+        program.host("aten::mul_", "optimizer", 40_000, shapes="1000 -")
         program.now += 30_000
-        program.host("aten::lerp_", "optimizer", 40_000, shapes=[[1000], [1000], []])
+        program.host("aten::lerp_", "optimizer", 40_000, shapes="1000 1000 -")
     graph = program.graph(**ADAM_OF_1000)
     assert tiny_call_ns(graph) == 5_000
     fused_optimizer(graph)
@@ -197,7 +203,7 @@ def test_what_is_fused_already_or_no_optimizer_is_refused():
         "fused kernel already", fused_optimizer, per_parameter(kernels=("aten::_fused_adam_", "x"))
     )
     does_not_apply("one kernel per step", fused_optimizer, per_parameter(tensors=1, kernels=("aten::add_",)))
-    does_not_apply("no optimizer work", fused_adam, thread_and_stream(("k", 3, "forward")))
+    does_not_apply("no optimizer work", fused_adam, thread_and_stream("k 3 forward"))
 
 
 @pytest.mark.parametrize("other", ["foreach-optimizer", "fused-optimizer", "offload-optimizer"])
@@ -213,30 +219,28 @@ def test_foreach_keeps_an_operator_and_a_launch_for_each_kind_of_kernel():
     # trace costs 25 ns at least, the 5th percentile of 20 and ten times 30: 3 of 5 go of each operator.
     graph = per_parameter(tensors=5)
     foreach_optimizer(graph, tensors_per_kernel=4)
-    kernels = graph.select(kind="kernel", phase="optimizer")
-    assert len(kernels) == 4
-    assert int(kernels.duration_ns.sum()) == 2 * (5 * 30 - 3 * 25)
+    work = graph.select(kind="kernel", phase="optimizer")
+    assert len(work) == 4
+    assert int(work.duration_ns.sum()) == 2 * (5 * 30 - 3 * 25)
     # One operator of 2 + 6 + 2 for each kind, and a further launch of the trace's usual cost.
     assert len(graph.select(kind="cpu", phase="optimizer").where(op="add_")) > 0
-    assert kernels.launches().ids.size == 4
+    assert work.launches().ids.size == 4
 
 
 def test_foreach_with_one_tensor_a_kernel_saves_only_python():
     graph = per_parameter(tensors=3)
-    before = graph.select(kind="kernel").duration_ns.sum()
+    before = kernels(graph).duration_ns.sum()
     foreach_optimizer(graph, tensors_per_kernel=1)
-    assert graph.select(kind="kernel").duration_ns.sum() == before
+    assert kernels(graph).duration_ns.sum() == before
     assert len(graph.select(kind="kernel", phase="optimizer")) == 6
 
 
 def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
     graph = Graph()
     for name, duration in (("aten::add_", 40), (None, 25), ("aten::mul_", 40)):
-        graph.insert(
-            "x", kind="cpu", lane="main", duration_ns=duration, gap_ns=7, phase="optimizer", op=name, step=0
-        )
+        put(graph, "x", "main", duration, gap_ns=7, phase="optimizer", op=name, step=0)
     foreach_optimizer(graph)
-    assert simulate(graph).makespan_ns == 80
+    assert makespan(graph) == 80
 
 
 def test_foreach_refuses_what_is_multi_tensor_already():
@@ -256,8 +260,8 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
     graph = per_parameter(**ADAM_OF_A_MILLION)
     graph.facts.launch_cost_ns, graph.facts.launch_latency_ns = 6, 4
     offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)
-    assert simulate(graph).makespan_ns == 26 + 100_000 + 280_000 + 29_000 + 4 + 100_000
-    assert set(graph.select(kind="kernel").phase) == {"backward"}
+    assert makespan(graph) == 26 + 100_000 + 280_000 + 29_000 + 4 + 100_000
+    assert set(kernels(graph).phase) == {"backward"}
 
 
 def test_a_faster_link_or_cpu_is_never_slower():
@@ -282,7 +286,7 @@ def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
 # Gradients set to None
 
 
-def with_zero_grad(passes: int = 1) -> Graph:
+def with_zero_grad(passes=1):
     """Two tensors: fills of 30 ns, then backward passes that add 30 ns to each gradient."""
     program = Program()
     with program.range("Optimizer.zero_grad#SGD.zero_grad", phase="other"):
@@ -299,10 +303,10 @@ def with_zero_grad(passes: int = 1) -> Graph:
 
 def test_fills_and_first_additions_go_with_their_operators():
     graph = with_zero_grad()
-    assert simulate(graph).makespan_ns == 2 + 4 + 2 * 30 + 2 * (50 + 30)
+    assert makespan(graph) == 2 + 4 + 2 * 30 + 2 * (50 + 30)
     zero_grad_none(graph)
     assert kernel_names(graph) == ["gemm", "gemm"]
-    assert simulate(graph).makespan_ns == 2 + 4 + 2 * 50
+    assert makespan(graph) == 2 + 4 + 2 * 50
 
 
 def test_additions_of_later_passes_stay():
@@ -342,10 +346,10 @@ def test_real_changes_can_be_made_and_undone():
 class Tensor:
     """A tensor on some device, as far as moving it goes."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device):
         self.device = device
 
-    def to(self, device: str) -> Tensor:
+    def to(self, device):
         return Tensor(device)
 
 
@@ -392,8 +396,8 @@ def test_the_class_is_known_from_its_range_too():
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])
 def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
-    kernels = ("aten::mul_", "aten::mm", "aten::add_")
-    graph = per_parameter(tensors=1, kernels=kernels, optimizer=name)
+    work = ("aten::mul_", "aten::mm", "aten::add_")
+    graph = per_parameter(tensors=1, kernels=work, optimizer=name)
     if name == "SGD":  # it is known to go element by element: the product is its closure's
         fused_optimizer(graph)
         return

@@ -1,24 +1,21 @@
 """Restructured batch normalization and MetaFlow: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from daydream.optimizations._kernels import restructured_batchnorm
 from daydream.optimizations._substitution import metaflow
-from recorded import Program, does_not_apply, kernel_ns, refuses, thread_and_stream
+from graph.small_graphs import kernels, named
+from recorded import Program, does_not_apply, kernel_ns, makespan, refuses, thread_and_stream
 from shared import shared_replay
 
 import daydream
-from daydream import Graph, GraphError, NotApplicableError, TraceError, simulate
+from daydream import GraphError, NotApplicableError, TraceError
 
 # Batch normalization
 
 
-def convolutional(
-    *operators: str, backward: bool = True, sequences: bool = True, dtype: str = "float32"
-) -> Graph:
+def convolutional(*operators, backward=True, sequences=True, dtype="float32"):
     """Return a pass of convolutions 50, norms 30, activations 20, others 10; backward twice as long."""
     times = {"convolution": 50, "batch_norm": 30, "relu_": 20}
     nodes = {
@@ -39,18 +36,18 @@ def convolutional(
     return program.graph()
 
 
-def kernel_times(graph: Graph) -> dict[str, list[int]]:
-    kernels = graph.select(kind="kernel")
-    return {name: kernels.where(name=f"^{name}$").duration_ns.tolist() for name in sorted(set(kernels.name))}
+def kernel_times(graph):
+    work = kernels(graph)
+    return {name: work.where(name=f"^{name}$").duration_ns.tolist() for name in sorted(set(work.name))}
 
 
 def test_activations_go_and_norms_take_half():
     #  stream 7  2+4|conv 50|norm 30|relu 20|conv 50|grad 100|relu grad 40|norm grad 60|grad 100|
     #        ->  2+4|conv 50|norm 15|conv 50|grad 100|norm grad 30|grad 100|
     graph = convolutional("convolution", "batch_norm", "relu_", "convolution")
-    assert simulate(graph).makespan_ns == 6 + 50 + 30 + 20 + 50 + 100 + 40 + 60 + 100
+    assert makespan(graph) == 6 + 50 + 30 + 20 + 50 + 100 + 40 + 60 + 100
     restructured_batchnorm(graph)
-    assert simulate(graph).makespan_ns == 6 + 50 + 15 + 50 + 100 + 30 + 100
+    assert makespan(graph) == 6 + 50 + 15 + 50 + 100 + 30 + 100
     assert "relu_ kernel" not in kernel_times(graph)
     assert len(graph.select(kind="cpu", op="relu_")) == 0  # nor the CPU time of its operators
     assert graph.facts.notes[-1].startswith("1 of 1 batch")
@@ -89,7 +86,7 @@ def test_without_sequence_numbers_only_the_forward_pass_changes():
 
 def test_traces_without_such_chains_are_refused():
     does_not_apply("no batch normalization", restructured_batchnorm, convolutional("convolution", "relu_"))
-    does_not_apply("no operators", restructured_batchnorm, thread_and_stream(("bn_fw", 5, "forward")))
+    does_not_apply("no operators", restructured_batchnorm, thread_and_stream("bn_fw 5 forward"))
 
 
 def test_a_residual_network_restructures_the_norms_within_its_blocks():
@@ -104,13 +101,11 @@ def test_a_residual_network_restructures_the_norms_within_its_blocks():
 # MetaFlow
 
 
-def layered(*layers: str, on_cpu: bool = False) -> Graph:
+def layered(*layers, on_cpu=False):
     """Return a step of layers `name=time,time`: a kernel each, and one of twice the time backward."""
     program = Program()
-    named = [
-        (layer.split("=")[0], [int(time) for time in layer.split("=")[1].split(",")]) for layer in layers
-    ]
-    for phase, order, factor in (("forward", named, 1), ("backward", named[::-1], 2)):
+    told = [(layer.split("=")[0], [int(time) for time in layer.split("=")[1].split(",")]) for layer in layers]
+    for phase, order, factor in (("forward", told, 1), ("backward", told[::-1], 2)):
         for layer, times in order:
             for number, time in enumerate(times):
                 if on_cpu:
@@ -132,18 +127,18 @@ def layered(*layers: str, on_cpu: bool = False) -> Graph:
     return program.graph()
 
 
-def forward_times(graph: Graph, phase: str = "forward") -> list[int]:
+def forward_times(graph, phase="forward"):
     return kernel_ns(graph, phase=phase)
 
 
 def test_layers_take_what_another_layer_takes():
     #  2+4|a 50|b 60|c 30,20|  backward |c 60,40|b 120|a 100|  ->  a and b together become one c
     graph = layered("a=50", "b=60", "c=30,20")
-    assert simulate(graph).makespan_ns == 6 + 3 * (50 + 60 + 50)
+    assert makespan(graph) == 6 + 3 * (50 + 60 + 50)
     metaflow(graph, layers="[ab]", like="c")
     assert forward_times(graph) == [30, 20, 30, 20]
     assert forward_times(graph, "backward") == [60, 40, 60, 40]
-    assert simulate(graph).makespan_ns == 6 + 3 * (50 + 50)
+    assert makespan(graph) == 6 + 3 * (50 + 50)
 
 
 def test_kernels_that_are_too_many_go_with_their_operators():
@@ -160,7 +155,7 @@ def test_missing_kernels_bring_launches():
     graph = layered("a=50", "b=7", "c=30,20,10")
     metaflow(graph, layers="a", like="c")
     assert forward_times(graph) == [30, 20, 10, 7, 30, 20, 10]
-    assert len(graph.select(name="^launch$")) == 4
+    assert len(named(graph, "launch")) == 4
 
 
 def test_every_place_is_substituted_and_many_by_as_many():
@@ -231,7 +226,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
 def test_on_a_cpu_operators_are_substituted():
     #  |a 50|1|a 10|1|c 30|1|  backward |c 60|1|a 100|1|a 20|1|  ->  |30|1|c 30|1|c 60|1|60|1|
     graph = layered("a=50,10", "c=30", on_cpu=True)
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     metaflow(graph, layers="a", like="c")
     assert graph.select(kind="cpu", layer="a").duration_ns.tolist() == [30, 60]
-    assert before - simulate(graph).makespan_ns == (60 - 30 + 1) + (120 - 60 + 1)
+    assert before - makespan(graph) == (60 - 30 + 1) + (120 - 60 + 1)

@@ -1,7 +1,5 @@
 """TF32, fp8, autocast and its scaler, channels last, flash attention: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from daydream.optimizations._autocast_types import flow
@@ -9,6 +7,7 @@ from daydream.optimizations._kernels import DOUBT_WITHOUT_SHAPES, channels_last,
 from daydream.optimizations._optimizer import grad_scaler
 from daydream.optimizations._products import fp8
 from daydream.optimizations.autocast import amp, autocast
+from graph.small_graphs import kernels, named, put
 from graph.small_traces import launched, trace
 from recorded import (
     SMALLEST,
@@ -16,6 +15,7 @@ from recorded import (
     does_not_apply,
     kernel_names,
     kernel_ns,
+    makespan,
     noted,
     refuses,
     thread_and_stream,
@@ -23,7 +23,7 @@ from recorded import (
 from shared import shared_replay
 
 import daydream
-from daydream import GraphError, NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError
 from daydream.costs import is_matrix
 from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
@@ -42,7 +42,7 @@ A100, V100, H100, P100 = (
 IMAGES = [8, 16, 32, 32]
 
 
-def recorded(*calls, device: str | None = V100, **metadata) -> Graph:
+def recorded(*calls, device=V100, **metadata):
     """(op, phase, kernel, ns, shapes, dtype) one after the other; kernels take 5 ns or more, 100 B a ns."""
     program = Program()
     program.rates()
@@ -52,7 +52,7 @@ def recorded(*calls, device: str | None = V100, **metadata) -> Graph:
     return program.graph(**metadata)
 
 
-def write(program: Program, calls) -> None:
+def write(program, calls):
     for op, phase, kernel, duration, shapes, *dtype in calls:
         program.op(op, phase, (kernel, duration), shapes=shapes, dtype=dtype[0] if dtype else "float32")
 
@@ -60,19 +60,19 @@ def write(program: Program, calls) -> None:
 # AMP
 
 
-def in_float32(*work) -> Graph:
+def in_float32(*work):
     graph = thread_and_stream(*work)
-    graph.select(kind="kernel").set(dtype="float32")
+    kernels(graph).set(dtype="float32")
     return graph
 
 
 def test_amp_by_the_factors_of_the_paper():
     #  stream 7  4|gemm 300|relu 200|update 90|  ->  4|gemm 100|relu 100|update 90|
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"), ("update", 90, "optimizer"))
-    assert simulate(graph).makespan_ns == 4 + 300 + 200 + 90
+    assert makespan(graph) == 4 + 300 + 200 + 90
     amp(graph, model="paper")
-    assert simulate(graph).makespan_ns == 4 + 300 / 3 + 200 / 2 + 90
-    assert graph.select(kind="kernel").dtype.tolist() == ["float16", "float16", "float32"]
+    assert makespan(graph) == 4 + 300 / 3 + 200 / 2 + 90
+    assert kernels(graph).dtype.tolist() == ["float16", "float16", "float32"]
 
 
 def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming_work():
@@ -85,14 +85,14 @@ def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming
     )
     graph = in_float32(*work)
     amp(graph, model="paper")
-    assert simulate(graph).makespan_ns == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
+    assert makespan(graph) == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
 
 
 def test_amp_keeps_factors_that_make_no_sense_from_passing():
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
     does_not_apply("leave every kernel as it is", amp, graph, math_speedup=1, memory_speedup=1)
     refuses("above 0", amp, graph, math_speedup=0)
-    assert simulate(graph).makespan_ns == 4 + 300 + 200
+    assert makespan(graph) == 4 + 300 + 200
 
 
 def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
@@ -110,19 +110,19 @@ def test_another_factor_asks_for_the_papers_model_too():
 
 
 def test_amp_and_autocast_refuse_what_runs_in_16_bits():
-    call = ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, [[64, 64], [64, 64]], "bfloat16")
-    norm = ("aten::native_layer_norm", "forward", NORM, 100, [[64, 64], [], [64], [64]])
+    call = ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, "64x64 64x64", "bfloat16")
+    norm = ("aten::native_layer_norm", "forward", NORM, 100, "64x64 - 64 64")
     for optimization in (amp, autocast):
         does_not_apply("16 bits already: 100% of their time in bfloat16", optimization, recorded(call, norm))
 
 
 # Autocast
 
-LINEAR = ("aten::addmm", "forward", SGEMM, 4_005, [[64], [1000, 64], [64, 64], [], []])
+LINEAR = ("aten::addmm", "forward", SGEMM, 4_005, "64 1000x64 64x64 - -")
 BLOCK = (
     LINEAR,
-    ("aten::relu", "forward", RELU, 1_005, [[1000, 64]]),
-    ("aten::native_layer_norm", "forward", NORM, 2_005, [[1000, 64], [], [64], [64], []]),
+    ("aten::relu", "forward", RELU, 1_005, "1000x64"),
+    ("aten::native_layer_norm", "forward", NORM, 2_005, "1000x64 - 64 64 -"),
     LINEAR,
 )
 
@@ -156,7 +156,7 @@ def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
 
 
 def test_start_up_in_one_call_does_not_move_what_a_cast_takes():
-    graph = recorded(*BLOCK, *[("aten::relu", "forward", RELU, 1_000, [[100]])] * 3)
+    graph = recorded(*BLOCK, *[("aten::relu", "forward", RELU, 1_000, "100")] * 3)
     usual = dispatch_ns(graph)
     calls = graph.select(kind="cpu", op="aten::relu", phase="forward")
     calls.first().set(duration_ns=10**9)
@@ -183,12 +183,12 @@ def test_autocast_without_casts_only_changes_durations():
 
 
 def test_softmax_reads_16_bits_and_gives_32_and_its_gradient_the_other_way_round():
-    scores = [[8, 64, 64], [8, 64, 64]]
+    scores = "8x64x64 8x64x64"
     graph = recorded(
         ("aten::bmm", "forward", SGEMM, 405, scores),
-        ("aten::_softmax", "forward", "softmax", 205, [[8, 64, 64]]),
+        ("aten::_softmax", "forward", "softmax", 205, "8x64x64"),
         ("aten::bmm", "forward", SGEMM, 405, scores), ("aten::bmm", "backward", SGEMM, 405, scores),
-        ("aten::_softmax_backward_data", "backward", "softmax_backward", 205, [[8, 64, 64]]),
+        ("aten::_softmax_backward_data", "backward", "softmax_backward", 205, "8x64x64"),
         ("aten::bmm", "backward", SGEMM, 405, scores),
     )  # fmt: skip
     types = flow(graph, graph.select(kind="kernel", phase=("forward", "backward")))
@@ -199,9 +199,9 @@ def test_softmax_reads_16_bits_and_gives_32_and_its_gradient_the_other_way_round
 def test_gradients_of_weights_are_cast_back_each_beside_its_node():
     program = Program()
     program.rates()
-    small, large = ([[1000, 64], [64, 64]], [[1000, 64], [64, 128]])
+    small, large = ("1000x64 64x64", "1000x64 64x128")
     write(program, [("aten::mm", "forward", SGEMM, 405, small), ("aten::mm", "forward", SGEMM, 405, large)])
-    for shapes in ([[128, 1000], [1000, 64]], [[64, 1000], [1000, 64]]):
+    for shapes in ("128x1000 1000x64", "64x1000 1000x64"):
         with program.range("MmBackward0", "operator", phase="backward"):
             write(program, [("aten::mm", "backward", SGEMM, 405, shapes)])
     graph = program.graph(devices=[{"id": 0, "name": V100}])
@@ -217,7 +217,7 @@ def test_gradients_of_weights_are_cast_back_each_beside_its_node():
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
     does_not_apply("no bfloat16 units", autocast, recorded(*BLOCK), dtype="bfloat16")
     does_not_apply("products or convolutions", autocast, recorded(BLOCK[1]))
-    does_not_apply("forward or backward", autocast, thread_and_stream(("x", 9, "other")))
+    does_not_apply("forward or backward", autocast, thread_and_stream("x 9 other"))
 
 
 def test_changes_of_layout_come_with_tensor_cores_and_go_with_channels_last():
@@ -234,7 +234,7 @@ def test_changes_of_layout_come_with_tensor_cores_and_go_with_channels_last():
 # GradScaler
 
 
-def training(update: str = "add kernel", op: str = "aten::add_", **metadata) -> Graph:
+def training(update="add kernel", op="aten::add_", **metadata):
     program = Program()
     program.rates()
     program.op("aten::mm", "backward", (SGEMM, 1_000))
@@ -248,18 +248,18 @@ def test_the_scaler_unscales_and_waits_for_its_flag():
     #  thread    ...|launches|wait              |sync 6|add_ 2|launch
     #  stream 7  ...|scale 5|its gradient 5|mm 1000|unscale 80,005|flag 5|      4|add 30|scale 5|
     graph = training()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     grad_scaler(graph)
     unscale = SMALLEST + 8 * 1_000_000 // 100
     # The update was launched long before its turn; now it is 6 + 2 + 4 behind the flag.
-    assert simulate(graph).makespan_ns == before + 2 * SMALLEST + unscale + SMALLEST + (6 + 2 + 4) + SMALLEST
+    assert makespan(graph) == before + 2 * SMALLEST + unscale + SMALLEST + (6 + 2 + 4) + SMALLEST
     assert kernel_names(graph)[-6:] == [
         "scale loss", "gradient of scale", SGEMM, "unscale", "add kernel", "update scale"
     ]  # fmt: skip
     assert "1,000,000 gradients, by the run's parameters" in graph.facts.notes[0]
 
 
-def update_without_operators(*kernels: tuple[str, str, float]) -> Graph:
+def update_without_operators(*kernels):
     """A step without operators: a backward kernel, and an update of these names, grids and times in us."""
     rows = launched("sgemm", 0, 10, 100, 1, dtype="float32", phase="backward", block="128,1,1")
     for number, (name, grid, time) in enumerate(kernels, 2):
@@ -304,13 +304,13 @@ def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
 
 def test_without_the_wait_the_update_follows_at_once():
     graph = training()
-    before = simulate(graph).makespan_ns
+    before = makespan(graph)
     grad_scaler(graph, sync=False)
-    assert simulate(graph).makespan_ns == before + 2 * SMALLEST + 80_005 + SMALLEST
+    assert makespan(graph) == before + 2 * SMALLEST + 80_005 + SMALLEST
     fused = training("fused_sgd", "aten::_fused_sgd_")
-    before = simulate(fused).makespan_ns
+    before = makespan(fused)
     grad_scaler(fused)  # reads the flag on the device
-    assert simulate(fused).makespan_ns == before + 2 * SMALLEST + 80_005 + SMALLEST
+    assert makespan(fused) == before + 2 * SMALLEST + 80_005 + SMALLEST
 
 
 def test_many_gradients_take_several_launches():
@@ -336,23 +336,23 @@ def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
 def test_calls_wait_for_the_lane_they_name():
     #  thread    |launch 6|launch 6|      stream 7  4|a 190|     stream 8  10|b 150|
     for lane, end in (("stream 7", 4 + 190), ("stream 8", 10 + 150), (None, 4 + 190)):
-        graph = thread_and_stream(("a", 190, "forward"), ("b", 150, "forward"))
-        graph.select(name="^b$").move("stream 8", follows=False)
-        call = graph.insert("sync", kind="cpu", lane="thread 1", duration_ns=3)
+        graph = thread_and_stream("a 190 forward, b 150 forward")
+        named(graph, "b").move("stream 8", follows=False)
+        call = put(graph, "sync", "thread 1", 3)
         call.wait_for(lane)
-        assert simulate(graph).makespan_ns == max(end + 3, 4 + 190)
+        assert makespan(graph) == max(end + 3, 4 + 190)
     with pytest.raises(GraphError, match="only CPU tasks"):
-        graph.select(name="^a$").wait_for()
+        named(graph, "a").wait_for()
 
 
 # TF32
 
-PRODUCT = ("aten::mm", "forward", SGEMM, 150_005, [[1024, 1024], [1024, 1024]])
+PRODUCT = ("aten::mm", "forward", SGEMM, 150_005, "1024x1024 1024x1024")
 
 
 def test_a_product_keeps_part_of_its_share_of_the_higher_peak():
     # 2 x 1024^3 FLOP at 19.5 TFLOP/s take 110,127 ns of 150,000: that share, times 0.75, of 156 TFLOP/s
-    graph = recorded(PRODUCT, ("aten::relu", "forward", RELU, 1_005, [[1000, 64]]), device=A100)
+    graph = recorded(PRODUCT, ("aten::relu", "forward", RELU, 1_005, "1000x64"), device=A100)
     tf32(graph)
     least = SMALLEST
     new = least + (150_005 - least) * 19.5 / 156 / KEPT_ON_MATRIX_UNITS
@@ -402,7 +402,7 @@ def test_depthwise_convolutions_stay_on_vector_units():
         (A100, ("aten::mm", "forward", "ampere_sgemm_tf32", 9_000, None), "run in TF32 already"),
         (A100, ("my::attention", "forward", "fmha_cutlassF_f32_aligned", 9_000, None), "run in TF32 already"),
         # 2 FLOP for each 6 B and more: memory bounds it
-        (A100, ("aten::mm", "forward", SGEMM, 90_000, [[1, 4096], [4096, 4096]]), "memory or launches bound"),
+        (A100, ("aten::mm", "forward", SGEMM, 90_000, "1x4096 4096x4096"), "memory or launches bound"),
     ],
 )
 def test_tf32_says_why_not(device, call, reason):
@@ -412,7 +412,7 @@ def test_tf32_says_why_not(device, call, reason):
 
 # fp8
 
-BF16 = ("aten::addmm", "forward", "nvjet_tst_128x256", 5_005, [[64], [1024, 1024], [1024, 64]], "bfloat16")
+BF16 = ("aten::addmm", "forward", "nvjet_tst_128x256", 5_005, "64 1024x1024 1024x64", "bfloat16")
 
 
 def test_fp8_halves_what_memory_bounds_and_casts_before_it():
@@ -428,7 +428,7 @@ def test_fp8_halves_what_memory_bounds_and_casts_before_it():
     casts = [SMALLEST + round(size * width / 100 - 1e-9) for size in (left, right) for width in (2, 3)]
     times = kernel_ns(graph, phase="forward")
     assert times == [*casts, SMALLEST + round(5_000 * share)]
-    assert len(graph.select(name="^launch$")) == 4
+    assert len(named(graph, "launch")) == 4
 
 
 def test_fp8_with_scales_of_earlier_steps_reads_each_operand_once_and_inference_casts_no_weights():
@@ -444,7 +444,7 @@ def test_fp8_needs_units_and_shapes(device):
     does_not_apply(
         "linear layers",
         fp8,
-        recorded(("aten::bmm", "forward", "nvjet", 900, [[8, 64, 64], [8, 64, 64]], "bfloat16"), device=H100),
+        recorded(("aten::bmm", "forward", "nvjet", 900, "8x64x64 8x64x64", "bfloat16"), device=H100),
     )
 
 
@@ -458,10 +458,10 @@ def test_layout_kernels_go_but_the_first_of_a_step():
         ("nhwcToNchwKernel", 9, "forward"), (RELU, 5, "forward"),
         ("batched_transpose_16x32_half", 9, "forward"), ("igemm_conv_nhwc", 50, "forward"),
     )  # fmt: skip
-    assert simulate(graph).makespan_ns == 4 + 7 + 50 + 9 + 5 + 9 + 50
+    assert makespan(graph) == 4 + 7 + 50 + 9 + 5 + 9 + 50
     channels_last(graph)
-    assert simulate(graph).makespan_ns == 4 + 7 + 50 + 5 + 50
-    assert len(graph.select(name="^launch$")) == 4
+    assert makespan(graph) == 4 + 7 + 50 + 5 + 50
+    assert len(named(graph, "launch")) == 4
 
 
 def test_what_a_convolution_turns_from_channels_last_stays():
@@ -480,14 +480,12 @@ def test_what_a_convolution_turns_from_channels_last_stays():
 
 def test_channels_last_says_why_not():
     does_not_apply("no convolution", channels_last, thread_and_stream((SGEMM, 5, "forward")))
-    does_not_apply(
-        "in NHWC already", channels_last, thread_and_stream(("xmma_fprop_conv_nhwc", 50, "forward"))
-    )
-    does_not_apply("NCHW kernels", channels_last, thread_and_stream(("volta_scudnn_conv", 50, "forward")))
+    does_not_apply("in NHWC already", channels_last, thread_and_stream("xmma_fprop_conv_nhwc 50 forward"))
+    does_not_apply("NCHW kernels", channels_last, thread_and_stream("volta_scudnn_conv 50 forward"))
     does_not_apply(
         "only the images",
         channels_last,
-        thread_and_stream(("nchwToNhwcKernel", 7, "forward"), ("conv_nhwc", 50, "forward")),
+        thread_and_stream("nchwToNhwcKernel 7 forward, conv_nhwc 50 forward"),
     )
 
 
@@ -573,7 +571,7 @@ def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
     )  # fmt: skip
     if found:
         flash_attention(graph)
-        assert simulate(graph).makespan_ns == 4 + 50 + 40
+        assert makespan(graph) == 4 + 50 + 40
     else:
         does_not_apply("no attention found", flash_attention, graph)
 
@@ -590,10 +588,10 @@ def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum()
     graph = thread_and_stream(
         (SGEMM, 50, "forward"), *((name, 9, "forward") for name in parts), (SGEMM, 40, "forward")
     )
-    assert simulate(graph).makespan_ns == 4 + 50 + 5 * 9 + 40
+    assert makespan(graph) == 4 + 50 + 5 * 9 + 40
     flash_attention(graph)
-    assert simulate(graph).makespan_ns == 4 + 50 + 40
-    assert len(graph.select(name="^launch$")) == 1
+    assert makespan(graph) == 4 + 50 + 40
+    assert len(named(graph, "launch")) == 1
 
 
 @pytest.mark.parametrize(
@@ -604,7 +602,7 @@ def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum()
         ((LINEAR, FORWARD[2], LINEAR), "no attention found"),
         # shapes that are not those of attention: the second product does not read the scores
         (
-            (*FORWARD[:3], ("aten::bmm", "forward", SGEMM, 9, [[8, 50, 50], [8, 50, 50]])),
+            (*FORWARD[:3], ("aten::bmm", "forward", SGEMM, 9, "8x50x50 8x50x50")),
             "no attention found",
         ),
         (
@@ -626,9 +624,7 @@ def test_flash_attention_says_why_not(calls, reason):
 )
 def test_work_on_a_cpu_is_refused(optimization):
     graph = Graph()
-    graph.insert(
-        "aten::mm", kind="cpu", lane="thread 1", duration_ns=9, phase="forward", dtype="float32", step=0
-    )
+    put(graph, "aten::mm", "thread 1", 9, phase="forward", dtype="float32", step=0)
     does_not_apply("kernel", optimization, graph)
 
 
@@ -671,11 +667,11 @@ def test_models_run_in_channels_last_and_under_autocast():
 def test_the_casts_of_a_recorded_autocast_are_found_from_the_kernels_between():
     replay = shared_replay("kineto/a100_particle_transformer_forward_batch128.json.gz")
     graph = replay.graph
-    kernels = graph.select(kind="kernel")
-    copies = kernels.where(op="aten::copy_")
+    work = kernels(graph)
+    copies = work.where(op="aten::copy_")
     recorded_casts = copies.where(name="unrolled_elementwise_kernel")  # copies of one type are other kernels
 
-    between = kernels - copies
+    between = work - copies
     types = flow(graph, between)
     weights, _ = weight_casts(between.where(lambda tasks: is_matrix(graph, tasks)))
     predicted = int(types.to_16.sum() + types.to_32.sum()) + len(weights)
@@ -691,7 +687,7 @@ def test_layout_changes_of_a_recorded_training_go():
 # Kernels of fewer than 16 bits
 
 
-def mixed_widths(*kernels: tuple[str, str, float]) -> Graph:
+def mixed_widths(*kernels):
     """Return a forward pass of kernels, each with a name, an element type and a time in us."""
     rows = [
         launched(name, 100.0 * place, 100.0 * place + 6, 100.0 * place + 6 + us, place + 1, dtype=dtype,
@@ -705,8 +701,8 @@ def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
     graph = mixed_widths(("volta_sgemm_128x64", "float32", 60), ("gemm_fp8", "float8_e4m3fn", 40))
     amp(graph, model="paper")
 
-    kernels = graph.select(kind="kernel")
-    assert kernels.duration_ns.tolist() == [20_000, 40_000]
+    work = kernels(graph)
+    assert work.duration_ns.tolist() == [20_000, 40_000]
     assert noted(graph, "Left as they are: 1 kernel of 8 or 4 bits, 0.04 ms")
 
 

@@ -1,17 +1,16 @@
 """Sharding: each answer worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
 import numpy as np
 import pytest
 from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL, UPDATE_IN_LISTS, fsdp
-from recorded import Program
+from graph.small_graphs import named
+from recorded import Program, makespan
 from training_programs import A100, GRADIENT, ONE, ONE_UNIT, layer, times, training, two_layers_on_a_cpu
 
-from daydream import Graph, GraphError, NotApplicableError, replay, simulate
+from daydream import GraphError, NotApplicableError, replay
 from daydream.costs.device.call_scaling import copies_into_new_ns, copies_ns, scaled_time, tiny_call_ns
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.simulate.steady_state import settle
@@ -21,7 +20,7 @@ sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
 BLOCKS = ("blocks.0", "blocks.1", "head")
 
 
-def network(names=BLOCKS, *, known: bool = True, update: int = 30_000, steps: int = 1, **metadata) -> Graph:
+def network(names=BLOCKS, *, known=True, update=30_000, steps=1, **metadata):
     """A forward kernel of 50 ns and a backward one of 60 ns a module, then an update of 6,000,000 values."""
     program = Program()
     for step in range(steps):
@@ -44,7 +43,7 @@ def network(names=BLOCKS, *, known: bool = True, update: int = 30_000, steps: in
             ):  # fmt: skip
                 program.now += 2
         with program.range("Optimizer.step#SGD.step", phase="optimizer"):
-            program.op("aten::add_", "optimizer", ("update", update), shapes=[[3_000_000], [3_000_000]])
+            program.op("aten::add_", "optimizer", ("update", update), shapes="3000000 3000000")
     return program.graph(**{**A100, **metadata})
 
 
@@ -112,7 +111,7 @@ def test_the_update_is_divided_among_the_workers():
     half = scaled_time(graph, updates, 0.5).duration_ns.tolist()
     assert 15_000 <= half[0] < 15_100  # half of the work, and the fixed cost of a kernel
     sharded(graph, workers=2, bandwidth=25.0)
-    assert graph.select(name="^update$").duration_ns.tolist() == half
+    assert named(graph, "update").duration_ns.tolist() == half
 
 
 def test_what_is_in_no_block_is_the_root_gathered_first_and_scattered_last():
@@ -161,7 +160,7 @@ def test_collectives_come_in_the_order_in_which_torch_shards(stage, monkeypatch)
         pytest.skip("torch.distributed is in use")
     theirs: list[tuple[str, int]] = []
 
-    def log(name: str, kind: str) -> None:
+    def log(name, kind):
         call = getattr(sharding, name)
 
         def logged(parameters, *args, **kwargs):
@@ -220,12 +219,12 @@ def test_sharding_on_more_bandwidth_is_never_slower_nor_ever_cheaper_than_the_wo
     for bandwidth in (1.0, 10.0, 100.0, 1e9):
         graph = network(steps=2)
         sharded(graph, stage=stage, workers=4, bandwidth=bandwidth)
-        ends.append(simulate(graph).makespan_ns)
+        ends.append(makespan(graph))
     assert ends == sorted(ends, reverse=True)
     alone = network(steps=2)
     updates = alone.select(kind="kernel", phase="optimizer")
     updates.set(duration_ns=scaled_time(alone, updates, 1 / 4).duration_ns)
-    assert ends[-1] >= simulate(alone).makespan_ns  # faster than alone by the update's share at most
+    assert ends[-1] >= makespan(alone)  # faster than alone by the update's share at most
 
 
 def test_a_sharded_step_settles():
@@ -342,7 +341,7 @@ def test_a_copy_into_new_memory_goes_by_operators_with_new_results():
     #  sqrt of 4 MiB into 4 MiB, twice: 16 MiB in 1 and 3 ms; mul_ in place is faster
     program = Program()
     for name, duration in (("sqrt", 1_000_000), ("sqrt", 3_000_000), ("mul_", 100_000)):
-        program.host(f"aten::{name}", "optimizer", duration, shapes=[[1024, 1024]])
+        program.host(f"aten::{name}", "optimizer", duration, shapes="1024x1024")
     graph = program.graph(vendor="cpu")
     assert copies_into_new_ns(graph, np.array([3 * MIB]), "cpu") == pytest.approx(
         [tiny_call_ns(graph) + 6 * MIB / (16 * MIB / 4_000_000)]

@@ -1,9 +1,8 @@
 """Which kernels autocast runs in 16 bits and where it casts: blocks of networks, drawn kernel by kernel."""
 
-from __future__ import annotations
-
 import pytest
 from daydream.optimizations._autocast_types import flow
+from graph.small_graphs import kernels
 from recorded import Program
 
 KERNELS = {
@@ -21,14 +20,14 @@ KERNELS = {
 }  # fmt: skip
 
 
-def drawn(forward: str, backward: str = "") -> str:
+def drawn(forward, backward=""):
     """Return the kernels with their types, casts between them: `>16` and `>32`."""
     program = Program()
     for phase, line in (("forward", forward), ("backward", backward)):
         for word in filter(None, map(str.strip, line.split("|"))):
             program.op("my::op", phase, (KERNELS[word], 10), dtype="float32")
     graph = program.graph()
-    types = flow(graph, graph.select(kind="kernel"))
+    types = flow(graph, kernels(graph))
     found = []
     words = [word for word in map(str.strip, f"{forward}|{backward}".split("|")) if word]
     for word, narrow, to_16, to_32 in zip(words, types.narrow, types.to_16, types.to_32, strict=True):

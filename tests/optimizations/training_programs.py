@@ -1,14 +1,13 @@
 """Recorded programs and graphs that the tests of communication share."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from daydream.optimizations.ddp import ddp
+from graph.small_graphs import put
 from recorded import Program
+from shapes import dims
 
 from daydream import Graph, simulate
 from daydream.graph.tables import Lane
@@ -19,23 +18,23 @@ A100 = {"devices": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
 ONE_UNIT = {"workers": 2, "unit_mb": ONE}  # one gradient of 4,000 B a unit
 
 
-def reduced() -> Graph:
+def reduced():
     """A gradient that is reduced, and the update behind it."""
     #  stream 7   |backward 10|             |update 5|
     #  stream 13              |all-reduce 40|
     graph = Graph()
-    backward = graph.insert("backward", kind="kernel", lane="stream 7", duration_ns=10, phase="backward")
+    backward = put(graph, "backward", "stream 7", 10, phase="backward")
     transfer = graph.insert(
         "all-reduce", kind="collective", lane="stream 13", duration_ns=40, after=[backward]
     )
-    graph.insert("update", kind="kernel", lane="stream 7", duration_ns=5, phase="optimizer", after=[transfer])
+    put(graph, "update", "stream 7", 5, phase="optimizer", after=[transfer])
     return graph
 
 
 def layer(
-    program: Program, number: int, *, backward: bool, shapes=GRADIENT, sequences: bool = True,
-    on_device: bool = True,
-) -> None:  # fmt: skip
+    program, number, *, backward, shapes=GRADIENT, sequences = True,
+    on_device = True,
+):  # fmt: skip
     """A forward operator of a kernel of 50 ns, or its backward node of 60 ns and the gradient's node."""
     known = {"sequence": 100 * program.step + number} if sequences else {}  # autograd never counts back
     if not backward:
@@ -44,7 +43,7 @@ def layer(
         return
     with program.range("AddmmBackward0", "operator", phase="backward", **known):
         program.op("aten::mm", "backward", *([(f"grad {number}", 60)] if on_device else []))
-    text = None if shapes is None else json.dumps(shapes)
+    text = None if shapes is None else json.dumps(dims(shapes))
     with program.range(
         "torch::autograd::AccumulateGrad", "operator", phase="backward", shapes=text, dtype="float32"
     ):
@@ -53,14 +52,14 @@ def layer(
 
 def training(
     *,
-    steps: int = 1,
-    layers: int = 2,
-    passes: int = 1,
+    steps=1,
+    layers=2,
+    passes=1,
     shapes=GRADIENT,
-    sequences: bool = True,
-    uncovered: int = 0,
+    sequences=True,
+    uncovered=0,
     **metadata,
-) -> Graph:
+):
     """One thread and stream 7; each step ends with an update of 30 ns."""
     program = Program()
     ends = [0]
@@ -77,7 +76,7 @@ def training(
     return program.graph(steps=steps_between(ends, uncovered), **metadata)
 
 
-def steps_between(ends: list[int], uncovered: int = 0) -> list[dict[str, Any]]:
+def steps_between(ends, uncovered=0):
     """Return the steps that begin and end at these times, the first of them not covered."""
     return [
         {
@@ -88,11 +87,11 @@ def steps_between(ends: list[int], uncovered: int = 0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def two_layers_on_a_cpu(update: str = "aten::add_", **columns: Any) -> Graph:
+def two_layers_on_a_cpu(update="aten::add_", **columns):
     """Forward operators of 50 ns, backward nodes of 60 and 2 for each gradient, an update of 30."""
     program = Program()
 
-    def run(name: str, phase: str, duration: int, **columns: Any) -> None:
+    def run(name, phase, duration, **columns):
         with program.range(name, "operator", phase=phase, **columns):
             program.now += duration
 
@@ -106,7 +105,7 @@ def two_layers_on_a_cpu(update: str = "aten::add_", **columns: Any) -> Graph:
     return program.graph(vendor="cpu")
 
 
-def times(graph: Graph) -> dict[str, list[tuple[int, int]]]:
+def times(graph):
     """Return (start, end) of the tasks of each name, in the order they run."""
     timeline = simulate(graph)
     found: dict[str, list[tuple[int, int]]] = {}
@@ -117,17 +116,21 @@ def times(graph: Graph) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def buckets_of(*sizes: int, duration: int | list[int] = 1000) -> Graph:
+def buckets_of(*sizes, duration=1000):
     """Backward kernels of 10 ns, an all-reduce behind each, an update behind the last."""
     graph = Graph()
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = 0, 0
-    graph.insert("begin", kind="cpu", lane="thread 1", duration_ns=0, phase="backward")
+    put(graph, "begin", "thread 1", 0, phase="backward")
     transfers = []
     for place, nbytes in enumerate(sizes):
-        made = graph.insert(
-            f"grad {place}", kind="kernel", lane="stream 7", duration_ns=10, phase="backward",
+        made = put(
+            graph,
+            f"grad {place}",
+            "stream 7",
+            10,
+            phase="backward",
             launch_after=graph.select(kind="cpu").last(),
-        )  # fmt: skip
+        )
         transfers.append(
             graph.insert(
                 f"all-reduce {place}", kind="collective", lane="stream 13", phase="backward", after=[made],
@@ -135,18 +138,18 @@ def buckets_of(*sizes: int, duration: int | list[int] = 1000) -> Graph:
                 collective="all_reduce", bytes=nbytes, dtype="float32",
             )
         )  # fmt: skip
-    graph.insert("update", kind="kernel", lane="stream 7", duration_ns=5, phase="optimizer", after=transfers)
+    put(graph, "update", "stream 7", 5, phase="optimizer", after=transfers)
     return graph
 
 
-def exchanged(**options) -> Graph:
+def exchanged(**options):
     """One bucket of 8,000 B that takes 80 us, in training on an A100."""
     graph = training(**A100)
     ddp(graph, workers=2, bandwidth=0.1, gradient_as_bucket_view=True, **options)
     return graph
 
 
-def meeting(operation: str = "all_reduce") -> Graph:
+def meeting(operation="all_reduce"):
     #  rank 0 stream   |k 10|arrive|      |all-reduce 40|
     #  rank 1 stream   |k 30       |arrive|all-reduce 40|
     graph = Graph()
@@ -165,7 +168,7 @@ def meeting(operation: str = "all_reduce") -> Graph:
     return graph
 
 
-def reduce_bucket(program: Program, nbytes: int, duration: int) -> None:
+def reduce_bucket(program, nbytes, duration):
     call = program.row("runtime", "cudaLaunchKernel", program.now, 6, correlation=1000 + program.now)
     program.rows[call]["phase"] = "backward"
     program.row(

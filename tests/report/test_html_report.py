@@ -81,7 +81,7 @@ def test_the_cards_say_what_the_screen_says(document, comparison):
         f"estimated {time_text(comparison.replayed_ns)}",
         f"predicted {time_text(comparison.predicted_ns)}",
         range_text(low, high),
-        f"speed-up {comparison.speedup:.2f}x",
+        f"speedup {comparison.speedup:.2f}x",
         f"{comparison.replayed_ns / high:.2f} to {comparison.replayed_ns / low:.2f}x",
         *(line.text for line in recorded_step(comparison)),
     ):
@@ -316,7 +316,7 @@ def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
     table = next(table for table in said.tables if table[0][0] == "optimization")
     best = ranking.optimizations[0]
 
-    assert table[0][1:5] == ["predicted, ms", "90% interval", "saves", "speedup"]
+    assert table[0][1:5] == ["predicted, ms", "90% interval, ms", "saves", "speedup"]
     assert table[1][0] == f"{best.optimization} {best.code}"
     assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
     assert table[1][4] == f"{best.speedup:.2f}x"

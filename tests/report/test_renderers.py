@@ -57,7 +57,7 @@ amp: 12.00 -> 6.00 ms per step, 2.00x (90% interval 1.71 to 2.40x)
   note: gemm is fast.
   in code: torch.autocast()
 
-  part    before, ms  after  change      interval  held, MiB  times  share   error  calls
+  part    before, ms  after  change  interval, ms  held, MiB  times  share   error  calls
   kernels
     gemm       12.00   6.00   -6.00  5.00 to 7.00        3.0  2.00x  50.0%  +1.00%  1,234
       a < b
@@ -107,11 +107,16 @@ def test_where_there_is_no_room_columns_go_by_their_number_and_then_names_are_cu
     held = len("  held, MiB")
     heads = [head(full - less) for less in (0, 1, held, held + 1)]
     assert ["held," in each for each in heads] == [True, False, False, False]
-    assert ["interval" in each for each in heads] == [True, True, True, False]
+    assert ["interval," in each for each in heads] == [True, True, True, False]
     wide = Table([Column("name"), Column("time", Kind.TIME)], [Row(("k" * 40, MS))])
     _, row = ("".join(piece.text for piece in line) for line in lines([wide], 40))
     assert row == f"  {'k' * 25}...     1.000"
     assert len(row) == 40
+    figures = Table([Kind.COUNT("workers"), Column("fits", spare=1)], [Row((64, "k" * 40))])
+    assert ["".join(piece.text for piece in line) for line in lines([figures], 30)] == [
+        "  workers",
+        "       64",
+    ]
 
 
 def test_what_is_kept_of_a_long_name():

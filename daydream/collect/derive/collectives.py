@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import Struct, field
 
-from daydream.collect.derive.device_work import collective_of_name
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS
 from daydream.trace.trace import Trace
@@ -99,6 +98,8 @@ def inside_collectives(trace: Trace) -> np.ndarray:
 
 def operations(trace: Trace, rows: np.ndarray) -> list[str]:
     """Return what each row does (all_reduce, ...), by its name where the trace does not tell."""
+    from daydream.collect.derive.device_work import collective_of_name
+
     said = trace.values("collective", rows)
     names = trace.values("name", rows)
     return [one or collective_of_name(name) or name for one, name in zip(said, names, strict=True)]
@@ -140,6 +141,8 @@ def _line_up(trace: Trace, one: _Run, other: _Run) -> list[tuple[int, int]]:
 
 
 def _rows(trace: Trace, pattern: re.Pattern[str], kind: str) -> np.ndarray:
+    from daydream.collect.derive.device_work import collective_of_name
+
     texts = trace.text("name")
     codes = [
         code

@@ -22,7 +22,7 @@ from daydream.collect.derive.nesting import link_launches
 from daydream.collect.derive.recording import ROUNDING_NS, Recording
 from daydream.lazy import regex
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, ITEM_BYTES, UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 
 # Element types as torch's profiler and NCCL print them -> as torch names them.
@@ -68,24 +68,6 @@ WORDS = {
     "int32": "int32",
     "int8": "int8",
     "uint8": "uint8",
-}
-ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "complex64": 8,
-    "complex128": 16,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
 }
 FLOATING = ("float", "bfloat", "complex")
 WIDE = ("float32", "float64")

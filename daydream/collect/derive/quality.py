@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.arrays import places
-from daydream.collect.derive.phases import launched
-from daydream.collect.derive.recording import PORTION, Recording
 from daydream.lazy import regex
 from daydream.text import counted
 
 if TYPE_CHECKING:
+    from daydream.collect.derive.recording import Recording
     from daydream.trace.trace import Trace
 
 LONGER = 0.25
@@ -87,6 +86,8 @@ def start_up_of_single_step(
     """
     if len(steps) != 1 or not steps[0]["measured_ns"]:
         return None
+    from daydream.collect.derive.phases import launched  # where a trace is made
+
     calls, names = launched(recording, launch)
     if not len(calls):
         return None
@@ -110,6 +111,8 @@ def _by_name(
     """Return the time of each name in each step, of the host without what lies inside, and of the device."""
     duration = np.asarray(recording["duration_ns"])
     own = duration.astype(np.int64)
+    from daydream.collect.derive.recording import PORTION
+
     portions = range(
         0, len(own), PORTION
     )  # a recording has many rows, and what is made of them is wide

@@ -239,7 +239,7 @@ def _join_metadata(traces: list[Trace]) -> dict[str, object]:
     metadata = {name: value for name, value in each[0].items() if name != "rank"}
     assumed = [float(one.get("phases_assumed", 0.0)) for one in each]
     metadata |= {
-        "ranks": [one.get("rank", 0) for one in each],
+        "ranks": [{"rank": one.get("rank", 0)} for one in each],
         "source": f"{metadata.get('source', '')} and {len(traces) - 1} more",
         "steps": [dict(step) for one in each for step in one["steps"]],
         "phases_assumed": sum(assumed) / len(assumed),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,16 +190,35 @@ SUFFIXES = (
 )
 TABLES = (".csv", ".csv.gz")
 SPACES = (".pb", ".pb.gz")
-REPORTS = (".nsys-rep", ".qdrep")
 HEAD = 1024  # bytes that tell the format
-STAND_INS = {  # how files begin that stand in for the one that was meant, and what gets that one
+REPORTS = {".nsys-rep", ".qdrep", ".ncu-rep", ".pickle", ".pkl"}
+NAMED = {  # by the ends of their names: files that are not read, and the command that is to be run on them
+    (".nsys-rep", ".qdrep"): (
+        "a report of Nsight Systems; export it first: `nsys export --type sqlite {}`"
+    ),
+    (".ncu-rep",): (
+        "a report of Nsight Compute, which holds no steps; export its counters: "
+        "`ncu --import {} --csv --page raw > counters.csv`, and give a trace and --counters counters.csv"
+    ),
+    (".py",): "a script, not a trace; record it first: `daydream collect {}`",
+}
+SNAPSHOT = "a snapshot of PyTorch's memory, not a trace: `daydream memory --snapshot {}`"
+BEGINNINGS = {  # likewise by how they begin, the first that matches
     rb"version https://(git-lfs|hawser)": "a Git LFS pointer, not the file itself; run `git lfs pull`",
     rb"/annex/objects/": "a git-annex pointer, not the file itself; run `git annex get`",
     rb"<[!?a-zA-Z]": "a page of HTML or XML, not the file itself; download it again (on GitHub: raw)",
+    rb"(?s)PK\x03\x04.{26}[^\0]*data\.pkl|\x80\x02\x8a\x0al\xfc\x9c": (
+        "a file of torch.save, not a trace; record one: `daydream collect SCRIPT`"
+    ),
     rb"PK\x03\x04": "a ZIP archive; unpack it first",
     rb"\x28\xb5\x2f\xfd": "packed with zstd; unpack it first",
     rb"\xfd7zXZ": "packed with xz; unpack it first",
     rb"BZh": "packed with bzip2; unpack it first",
+    rb"\x80[\x02-\x05]": (
+        "a pickle, not a trace; a snapshot of PyTorch's memory: `daydream memory --snapshot {}`"
+    ),
+    rb"\{\s*\"(segments|device_traces)\"|\[\s*\{\s*\"(device|address)\"": SNAPSHOT,
+    rb"\{.*\"columns\":\s*\[\"action\"": SNAPSHOT,
 }
 
 
@@ -242,14 +262,11 @@ def format_of(path: Path) -> str:
     for name, one in FORMATS.items():
         if one.recognizes(path, head):
             return name
-    if path.name.endswith(REPORTS):
-        raise TraceError(
-            f"{path} is a report of Nsight Systems; export it first: `nsys export --type sqlite {path.name}`."
-        )
     text = head.lstrip()
-    for begin, what in STAND_INS.items():
-        if re.match(begin, text):
-            raise TraceError(f"{path} is {what}.")
+    by_name = [what for ends, what in NAMED.items() if path.name.endswith(ends)]
+    by_beginning = [what for begin, what in BEGINNINGS.items() if re.match(begin, text)]
+    for what in by_name + by_beginning:
+        raise TraceError(f"{path} is {what.format(shlex.quote(str(path)))}.")
     if path.suffix == ".parquet" and text[:1] not in (b"{", b"["):
         what = "is empty" if not head else "does not begin as one"
         raise TraceError(
@@ -299,6 +316,9 @@ def trace_files(sources: Sequence[StrPath]) -> list[Path]:
                 sorts[1].append(child)
         found = next(filter(None, sorts), None)
         if not found:
+            for child in sorted(path.iterdir()):
+                if child.suffix in REPORTS:
+                    format_of(child)  # refuses it, with the command that it needs
             raise TraceError(
                 f"{path} holds no trace; files ending in {', '.join(SUFFIXES)} were looked for"
             )

@@ -38,6 +38,7 @@ from daydream.collect.importers.formats import (
     table_of,
 )
 from daydream.collect.importers.row_builder import (
+    LARGEST,
     NO_TIME,
     RowBuilder,
     device_of,
@@ -263,7 +264,7 @@ class _Rows:
 
     def describe(self, key: Any, sort: Any, given: Mapping[str, Any]) -> None:
         """Keep what a file says of an agent."""
-        if isinstance(key, int) and key >= 0:
+        if isinstance(key, int) and 0 <= key <= LARGEST:
             clock = given.get("max_engine_clk_fcompute")  # MHz
             known = device_of(given)
             if type(clock) is int and 0 < clock < 10**6:

@@ -517,19 +517,6 @@ def _free_name(path: Path) -> Path:
 
 
 TIMES = "unprofiled_step_ns"
-# What ranks tell differently: parameters of a sharded or pipelined model, the GPU each one uses. The
-# plain name holds the lowest rank's, `..._by_rank` all of them, the latter only where they differ.
-OF_EACH_RANK = (
-    TIMES,
-    "confirmed",
-    "profiler_cost",
-    "parameters",
-    "buffers",
-    "optimizers",
-    "ddp",
-    "devices",
-    "held_before",
-)
 
 
 def merge(
@@ -573,6 +560,7 @@ def _joined(traces: list[Trace]) -> Trace:
     import numpy as np
 
     from daydream.collect.importers import join_ranks
+    from daydream.trace.metadata import OF_EACH_RANK
 
     origin = min(int(trace.metadata.get("origin_ns", 0)) for trace in traces)
     for trace in traces:
@@ -593,23 +581,18 @@ def _joined(traces: list[Trace]) -> Trace:
     source = traces[0].metadata.get("source")
     joined = join_ranks(traces)
     joined.metadata["source"] = source  # each process named its part after the whole
-    for name in OF_EACH_RANK:
-        found = {str(trace.metadata["rank"]): trace.metadata.get(name) for trace in traces}
-        known = {
-            rank: value
-            for rank, value in sorted(found.items(), key=_by_number)
-            if value is not None
-        }
+    ranks = sorted(joined.metadata["ranks"], key=lambda each: each["rank"])
+    for name in OF_EACH_RANK:  # the plain name has the lowest rank's
+        found = {trace.metadata["rank"]: trace.metadata.get(name) for trace in traces}
+        known = {rank: value for rank, value in found.items() if value is not None}
         joined.metadata.pop(name, None)
         if not known:
             continue
-        joined.metadata[name] = next(iter(known.values()))
+        joined.metadata[name] = known[min(known)]
         if (
             name == TIMES or len({str(value) for value in found.values()}) > 1
         ):  # times: of every rank
-            joined.metadata[f"{name}_by_rank"] = known
+            for each in ranks:
+                if each["rank"] in known:
+                    each[name] = known[each["rank"]]
     return joined
-
-
-def _by_number(item: tuple[str, Any]) -> int:
-    return int(item[0])

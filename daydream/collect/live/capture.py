@@ -22,7 +22,7 @@ import numpy as np
 
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.compiled_calls import attach_compiled
-from daydream.collect.derive.device_work import ITEM_BYTES, collective_of_name, elements_of_dims
+from daydream.collect.derive.device_work import collective_of_name, elements_of_dims
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, link_forward
 from daydream.collect.derive.nesting import nearest, nest
 from daydream.collect.derive.phases import NODE_RANGE, OLD_NODE, REDUCER_RANGE, ZERO_GRAD_RANGE
@@ -51,7 +51,7 @@ from daydream.errors import DaydreamError, TraceError
 from daydream.files.atomic import own_folder
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 from daydream.world.rows import note_collectives
 

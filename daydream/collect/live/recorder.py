@@ -26,7 +26,6 @@ from typing import Any
 from daydream.collect.derive.steps import Ranges
 from daydream.collect.launcher.runner import changed_path
 from daydream.collect.live.capture import Captured, ProfilerWindow
-from daydream.collect.live.recording_cost import TYPICAL
 from daydream.collect.live.run_metadata import is_loader_worker
 from daydream.collect.live.step_hooks import (
     BACKWARD,
@@ -37,6 +36,7 @@ from daydream.collect.live.step_hooks import (
 )
 from daydream.collect.live.timed_steps import Alternating, UnprofiledSteps, settle_device
 from daydream.collect.live.torch_private import OwnProfilers
+from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError
 from daydream.files.atomic import refuse_to_replace
 from daydream.parallel import hand_back_freed_memory

@@ -32,7 +32,6 @@ from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
 from daydream.costs.workload.shapes import Shape, all_tensors, parse_shapes
 from daydream.errors import FileError, GraphError, NotApplicableError
-from daydream.files.atomic import write_whole
 from daydream.files.input_files import check_regular
 from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
@@ -331,6 +330,8 @@ def save_times(
     """
     import pyarrow as pa
     from pyarrow.parquet import write_table
+
+    from daydream.files.atomic import write_whole
 
     columns = [(name, NUMBERS.get(name, "string")) for name in kind.__struct_fields__]
     schema = pa.schema(columns, {METADATA: json.dumps({"schema_version": SCHEMA, **said})})

@@ -38,13 +38,6 @@ from daydream.costs.kernels import (
     units_of,
     work,
 )
-from daydream.costs.workload.counters import (
-    bound_by_l2,
-    conflict_share,
-    counted_l2_bytes,
-    entry_of_rows,
-    reached_l2,
-)
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
@@ -168,6 +161,8 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     said = [f"What bounds the kernels is known by {parts} of their time."]
     if "counters" not in share:
         return said
+    from daydream.costs.workload.counters import bound_by_l2, reached_l2
+
     told, by_name = counted_kind(graph, kernels), named_kind(kernels)
     device = device_or_none(graph)
     highest = reached_l2(graph)
@@ -209,6 +204,8 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     Raises:
         NotApplicableError: the device is not in the table.
     """
+    from daydream.costs.workload.counters import counted_l2_bytes, reached_l2
+
     device, amounts = device_of(graph), work(graph, kernels)
     rate = peaks(number_formats(kernels, device), device)
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
@@ -239,6 +236,8 @@ def counted_conflicts(graph: Graph, kernels: Selection) -> np.ndarray:
     entries = graph.recorded.metadata.get("counters")
     if not entries:
         return np.full(len(kernels), np.nan)
+    from daydream.costs.workload.counters import conflict_share, entry_of_rows
+
     device = device_or_none(graph)
     units = units_of(graph, device) if device is not None else 0
     shares = [conflict_share(entry.get("amounts", {}), units) for entry in entries]

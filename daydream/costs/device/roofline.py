@@ -37,7 +37,6 @@ from daydream.costs.kernels import (
     units_of,
     work,
 )
-from daydream.costs.resize.new_shapes import output_tiles, tile_elements
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -102,6 +101,8 @@ class Grids:
             task_work.flop <= 0
         )  # copies have no arithmetic that could tell how they grow
         # The grid of a persistent kernel does not tell its work.
+        from daydream.costs.resize.new_shapes import output_tiles
+
         tiles = output_tiles(graph, names, task_work.call)
         blocks = np.where((recorded > 0) & matrix, np.maximum(recorded, tiles), recorded)
         if graph.resized:
@@ -147,6 +148,8 @@ class Grids:
         most = properties.get("threads_per_multiprocessor") or RESIDENT_THREADS
         registers = properties.get("registers_per_multiprocessor") or REGISTERS
         by_threads = np.clip(most // np.maximum(threads, 1), 1, RESIDENT_BLOCKS)
+        from daydream.costs.resize.new_shapes import tile_elements
+
         tile = tile_elements(graph, names, task_work.call, blocks)
         by_registers = np.maximum(registers // np.maximum(REGISTERS_AN_ACCUMULATOR * tile, 1), 1)
         of_products = np.where(tile > 0, np.minimum(by_threads, by_registers), 1)

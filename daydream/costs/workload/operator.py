@@ -20,12 +20,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from daydream.collect.derive.device_work import ITEM_BYTES
 from daydream.costs.operators import operator
 from daydream.costs.workload import formulas
 from daydream.costs.workload.formulas import Call
 from daydream.costs.workload.shapes import Amount, Argument, Shape, parse_shapes
-from daydream.trace.schema import UNKNOWN
+from daydream.trace.schema import ITEM_BYTES, UNKNOWN
 from daydream.trace.trace import Trace
 
 NEEDS_OUTPUT = (

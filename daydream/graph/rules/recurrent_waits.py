@@ -32,7 +32,8 @@ from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import NEVER, NONE, Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.handoff import (
+from daydream.graph.rules.synchronization import blocking_copies, is_sync
+from daydream.graph.rules.threads import (
     RESUME_PLACE,
     Pauses,
     others_of,
@@ -40,7 +41,6 @@ from daydream.graph.rules.handoff import (
     spread,
     steadier,
 )
-from daydream.graph.rules.synchronization import blocking_copies, is_sync
 from daydream.graph.rules.thresholds import (
     COVERED_SHARE,
     FAR_NS,

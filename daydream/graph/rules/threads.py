@@ -5,18 +5,47 @@ each piece belongs to the innermost one: removing an operator removes its CPU
 time and no other. Time in no range is the gap of the task before it. Runtime
 calls are pieces like the others. Tasks, gaps and waits of a thread add up to
 its span exactly.
+
+Hand-off: a thread that wakes another and is blocked until it is done.
+
+`loss.backward()` hands the backward pass to the autograd thread: that thread
+starts after the call that woke it, and the caller goes on when it ends. The
+caller's idle time meanwhile is a wait, and so is the worker's idle time between
+two calls; kept as gaps they would hide every change of the backward pass.
+
+A thread is a worker of another when it carries the other's autograd nodes
+(forward-thread ids, `evaluate_function`), or when all over the recording it
+works only while the other one idles, and fills that idle time from end to end.
+
+Threads that run side by side wake each other too: see `wakes`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from daydream.arrays import combinations, run_starts, turns, unique
+from daydream.arrays import combinations, percentile, run_starts, turns, unique
 from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, stable_order
+from daydream.graph.rules.thresholds import (
+    FILLED_SHARE,
+    FORWARD_SHARE,
+    INSIDE_SHARE,
+    LEAST_PAUSES,
+    PAUSE_NS,
+    SHORT_SHARE,
+    STARTS_NS,
+    STARTS_SHARE,
+    STEADY_SHARE,
+    SWITCH_NS,
+    THREAD_CLOCK_NS,
+    WAKE_NS,
+)
 from daydream.graph.tables import ORDER_STEP, Lane
-from daydream.trace.schema import HOST_KINDS
+from daydream.trace.schema import HOST_KINDS, PHASES
 
 ORDER_PLACES = 8  # program-order keys per CPU task: its device work and its return come in between
 
@@ -138,3 +167,223 @@ def tell_background(draft: Draft) -> None:
 def runs_operators(draft: Draft, tasks: np.ndarray) -> bool:
     """Tell whether any of some tasks is an operator's."""
     return bool(draft.of_rows("operator")[tasks].any())
+
+
+# Hand-off ---------------------------------------------------------------------------------------
+
+NODE = "autograd::engine::evaluate_function"
+RESUME_PLACE = 7  # program-order distance behind a task and its device work
+
+
+@dataclass
+class Pauses:
+    """Idle stretches of a thread: a gap after a task, or time in a named range but in no operator.
+
+    `row` tells that it was blocked, or is the task's own.
+    """
+
+    task: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    in_range: np.ndarray
+    row: np.ndarray
+
+    @property
+    def length(self) -> np.ndarray:
+        """How long each lasts, in ns."""
+        return self.end - self.begin
+
+    def only(self, chosen: np.ndarray) -> Pauses:
+        """Return those that a mask or places choose."""
+        return Pauses(*(values[chosen] for values in vars(self).values()))
+
+
+def pauses_of(draft: Draft, lane: int) -> Pauses:
+    """Return the stretches in which a thread was in no operator, in order."""
+    tasks = draft.on(lane)
+    start = draft.start_ns[tasks]
+    end = draft.end_ns[tasks]
+    gap = draft.gap_ns[tasks]
+    behind = np.flatnonzero(gap > 0)
+    ranges = np.flatnonzero(draft.of_rows("annotation")[tasks] & (end > start))
+    begins = np.append(end[behind], start[ranges])
+    order = np.argsort(begins, kind="stable")
+    task = tasks[np.append(behind, ranges)][order]
+    return Pauses(
+        task,
+        begins[order],
+        np.append((end + gap)[behind], end[ranges])[order],
+        order >= len(behind),
+        draft.row[task],
+    )
+
+
+def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
+    """Tell whether the distance to a cause varies far less than the length of the time that it ends."""
+    return spread(distance_ns) < STEADY_SHARE * spread(length_ns)
+
+
+def spread(values: np.ndarray) -> float:
+    """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
+    return float(np.ptp(percentile(values, [20, 80])))
+
+
+def others_of(draft: Draft, lane: int) -> list[int]:
+    """Return the other threads of a thread's process."""
+    process = draft.thread_ids[lane][:2]
+    return [
+        other
+        for other in draft.threads()
+        if other != lane and draft.thread_ids[other][:2] == process
+    ]
+
+
+def hand_over(draft: Draft) -> None:
+    """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
+    works = {lane: draft.on(lane) for lane in draft.threads()}
+    total = {
+        lane: int((draft.end_ns[work] - draft.start_ns[work]).sum()) for lane, work in works.items()
+    }
+    idle: dict[int, Pauses] = {}  # of threads that nothing was changed of since
+    for worker in sorted(works, key=lambda lane: -total[lane]):
+        work = works[worker]
+        callers = others_of(draft, worker)
+        if (
+            len(callers) > 1
+        ):  # one that only polls idles around everybody's work; who hands over operates
+            callers = [lane for lane in callers if runs_operators(draft, works[lane])] or callers
+        idle.update({lane: pauses_of(draft, lane) for lane in callers if lane not in idle})
+        found = [(lane, *_bursts(draft, idle[lane], work)) for lane in callers]
+        found = [each for each in found if len(each[2])]
+        if not found:
+            continue
+        caller, inside, bursts = max(found, key=lambda each: each[1])
+        called = inside >= INSIDE_SHARE * total[worker] and len(bursts) >= LEAST_PAUSES
+        if (called and _calls(idle[caller], bursts)) or _runs_autograd(draft, work):
+            _link(draft, idle[caller], bursts, work)
+            idle[caller] = pauses_of(draft, caller)
+            _wake_rest(draft, idle[caller], work)
+            idle.pop(worker, None)
+
+
+def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarray]:
+    """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
+    start = draft.start_ns[work]
+    end = draft.end_ns[work]
+    stretch = np.searchsorted(idle.begin, start + THREAD_CLOCK_NS, side="right") - 1
+    work_there = np.flatnonzero(stretch >= 0)
+    stretch = stretch[work_there]
+    start = start[work_there]
+    end = end[work_there]
+    until = idle.end[stretch]
+    there = start < until
+    inside = there & (end <= until + THREAD_CLOCK_NS)
+    # A stretch that the worker's work crosses into or out of is no hand-off.
+    crossed = np.zeros(len(idle.task), bool)
+    crossed[stretch[there & ~inside]] = True
+    chosen = inside & ~crossed[stretch]
+    if not chosen.any():
+        return 0, np.empty((0, 3), np.int64)
+    stretch = stretch[chosen]
+    start = start[chosen]
+    end = end[chosen]
+    first = np.flatnonzero(run_starts(stretch))
+    rows = [stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)]
+    return int((end - start).sum()), np.stack(rows, axis=1)
+
+
+def _calls(idle: Pauses, bursts: np.ndarray) -> bool:
+    """Tell whether bursts of work fill idle stretches from end to end, as those of a called thread do.
+
+    They fill most of them in the median. What lies between the ends is short: else the two only take turns.
+    """
+    stretch, first, last = bursts.T
+    begin = idle.begin[stretch]
+    end = idle.end[stretch]
+    if np.median((last - first) / np.maximum(end - begin, 1)) < FILLED_SHARE:
+        return False
+    length = float(np.median(end - begin))
+    short = max(WAKE_NS, SHORT_SHARE * length, min(STARTS_NS, STARTS_SHARE * length))
+    return bool(max(percentile(first - begin, 80), percentile(end - last, 80)) <= short)
+
+
+def _runs_autograd(draft: Draft, work: np.ndarray) -> bool:
+    """Tell whether a thread runs autograd nodes on behalf of another thread, and no forward pass.
+
+    A thread that runs its own backward pass, as on a CPU, runs a forward pass, too.
+    """
+    rows = draft.row[work]
+    carried = (np.asarray(draft.trace["forward_thread"])[rows] > 0) & (rows >= 0)
+    if not carried.any() and not draft.named(lambda name: name.startswith(NODE), work).any():
+        return False
+    time = draft.end_ns[work] - draft.start_ns[work]
+    forward = draft.phase[work] == PHASES.index("forward")
+    return bool(time[forward].sum() <= FORWARD_SHARE * time.sum())
+
+
+def _link(draft: Draft, idle: Pauses, bursts: np.ndarray, work: np.ndarray) -> None:
+    """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
+    idle = idle.only(bursts[:, 0])
+    place = np.searchsorted(draft.start_ns[work], bursts[:, 1])
+    first = work[place]
+    last = work[np.searchsorted(draft.end_ns[work], bursts[:, 2])]
+    begin = np.maximum(bursts[:, 1], idle.begin)
+    finish = np.maximum(np.minimum(bursts[:, 2], idle.end), begin)
+    draft.release_ns[first] = 0
+    draft.gap_ns[work[place[place > 0] - 1]] = 0
+    wakes = draft.add_cpu_tasks(idle.task, begin, draft.order[first] - 1, "wake thread")
+    order = draft.order[last] + RESUME_PLACE
+    resumes = draft.turn_into_wait(
+        idle.task,
+        begin,
+        finish,
+        idle.end,
+        order=order,
+        inside=idle.in_range,
+        name="wait for thread",
+    )
+    # What is left of a range goes on after the wait.
+    ranges = np.flatnonzero(idle.in_range)
+    rest = (idle.end - finish)[ranges]
+    draft.add_cpu_tasks(
+        idle.task[ranges],
+        finish[ranges],
+        np.maximum(order + 1, finish * ORDER_STEP)[ranges],
+        duration_ns=rest,
+        gap_ns=draft.gap_ns[resumes[ranges]] - rest,
+        row=draft.row[idle.task[ranges]],
+    )
+    draft.gap_ns[resumes[ranges]] = 0
+    draft.link(wakes, first, cause=Cause.HANDOFF)
+    draft.link(last, resumes, cause=Cause.HANDOFF)
+
+
+def _wake_rest(draft: Draft, idle: Pauses, work: np.ndarray) -> None:
+    """Let a worker begin behind its caller also where this one goes on before the worker is done."""
+    if not len(idle.begin):
+        return
+    idled = np.flatnonzero(draft.gap_ns[work[:-1]] >= PAUSE_NS)
+    before = work[idled]
+    first = work[idled + 1]
+    ended = draft.end_ns[before]
+    if draft.release_ns[work[0]]:  # its first work: nothing of the worker was recorded before
+        before = np.append(before, work[0])
+        first = np.append(first, work[0])
+        ended = np.append(ended, 0)
+    start = draft.start_ns[first]
+    stretch = np.searchsorted(idle.begin, start, side="right") - 1
+    at = np.maximum(stretch, 0)
+    late = start - idle.begin[at]
+    woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
+    woken &= idle.begin[at] >= ended  # the caller came there while the worker idled
+    before = before[woken]
+    first = first[woken]
+    at = at[woken]
+    late = late[woken]
+    draft.gap_ns[before[before != first]] = 0
+    draft.release_ns[first] = 0
+    if len(first):
+        from_start = idle.in_range[at]
+        draft.link(
+            idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF
+        )

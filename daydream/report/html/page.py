@@ -92,11 +92,12 @@ def page(
         title = f"what if: {result.optimization}"
     elif memory is not None:
         title = "memory"
-    blocks: list[Block] = [*_answer(result, ranking)]
+    blocks: list[Block] = [*_answer(result, ranking, memory)]
     if drawing:
         blocks.append(Drawing("", drawing))
     if replay is None:
-        return page_of(title, blocks)
+        of = getattr(result, "replay", None)  # of a ranking, of a number of workers
+        return page_of(title, blocks, _about(of) if of is not None else "")
     return page_of(title, [*blocks, *step_sections(replay, found, ranking, memory)], _about(replay))
 
 
@@ -109,14 +110,19 @@ def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
     return (result, None) if isinstance(result, Replay) else (None, None)
 
 
-def _answer(result: object, ranking: Ranking | None) -> list[Block]:
+def _answer(result: object, ranking: Ranking | None, memory: MemoryReport | None) -> list[Block]:
     """Return what the page begins with: the answer and its figures; of a result without a step all of it."""
     if isinstance(result, Replay):
         figures = [*replay_figures(result).figures]
         best = None if ranking is None else best_of(ranking)
         if best is not None:
             figures.append(("best change", speedup_of(best), f"{named(best)}: {answer_text(best)}"))
-        return [*opening(Headline(replay_answer(result)), result), Figures(figures)]
+        said = opening(Headline(replay_answer(result)), result)
+        if memory is not None:
+            shown = (each for each in view(memory) if isinstance(each, Headline | Text))
+            about = [each for each in shown if not getattr(each, "aside", False)]
+            return [*about, Text(replay_answer(result), "the step: ", aside=True)]
+        return [*said, Figures(figures)]
     if isinstance(result, Prediction):
         figures = [*step_figures(result).figures]
         if result.memory is not None:
@@ -140,7 +146,7 @@ def _about(replay: Replay) -> str:
     names = dict.fromkeys(str(each.get("name") or "") for each in metadata.get("devices", []))
     tasks = counted(int(replay.graph.alive.sum()), "task")
     said = [trace.origin if trace is not None else "", listed([name for name in names if name])]
-    said.append(f"{tasks} on {counted(len(replay.graph.lanes), 'lane')}")
+    said.append(f"{tasks} on {len(replay.graph.lanes):,} threads and streams")
     return " · ".join(part for part in said if part)
 
 

@@ -55,7 +55,6 @@ from daydream.report.views.step import (
 )
 from daydream.simulate.critical_path import PathCause
 from daydream.simulate.timeline import Timeline
-from daydream.text import counted
 from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class StepPath:
         if cause == Cause.LANE:
             why = "start-up" if graph.lanes[lanes[0]].on_device else PathCause.UNTRACED.label
         return Stretch(
-            graph.lanes[lanes[0]].name if len(lanes) == 1 else counted(len(lanes), "lane"),
+            graph.lanes[lanes[0]].name if len(lanes) == 1 else f"{len(lanes)} threads and streams",
             ["", *PHASES][phases[0] + 1] if len(phases) == 1 else "several",
             int(self.ns[:begin].sum()),
             ["", *texts][int(by_name.argmax())],
@@ -406,7 +405,7 @@ def _ranks(replay: Replay) -> list[Block]:
 def _in_order(path: StepPath) -> Table:
     """Return the critical path from the begin of the step to its end."""
     heads = [
-        Column("lane"),
+        Column("thread or stream"),
         Column("phase"),
         Kind.TIME("at"),
         Column("most of it"),

@@ -189,7 +189,7 @@ def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
                 break
     if found.before.prediction:  # what differs from a prediction is neither better nor worse
         rows = [row._replace(style=row.style or NEUTRAL) for row in rows]
-    name, *sides = columns("largest changes of a step's work", sides_of(found))
+    name, *sides = columns("largest changes per step", sides_of(found))
     plain = [each._replace(bar=False) for each in sides]
     return Table([name._replace(keep="end"), Kind.COUNT("count", spare=1), *plain], rows)
 

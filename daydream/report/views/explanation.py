@@ -146,9 +146,10 @@ def _figures(found: Explanation) -> Figures:
         figures = [("replayed", time_text(after.replayed_ns), ""), ("simulated", simulated, error)]
         return Figures(figures, "step time")
     measured = times("step time", ("measured", replay.basis_measured_ns, ""))
-    what = "start-up" if replay.start_up_ns else "profiler"
-    first = measured.figures or [(f"without {what}", "", "")]  # where the step is estimated
-    return measured._replace(figures=[*first, replayed_figure(replay)])
+    name, time, error = replayed_figure(replay)
+    if not measured.figures:  # the step is estimated
+        error = f"without {'start-up' if replay.start_up_ns else 'the profiler'}, {error}"
+    return measured._replace(figures=[*measured.figures, (name, time, error)])
 
 
 def _causes(found: Explanation, *, verbose: bool) -> Table:

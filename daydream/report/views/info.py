@@ -44,7 +44,7 @@ DETAILS = {  # facts that are shown with -v
     "buckets",
     "collectives",
     "events",
-    "lanes",
+    "threads, streams",
     "launches",
     "synchronization",
 }
@@ -78,7 +78,7 @@ def info(found: Info, *, verbose: bool = False) -> list[Block]:
             counted(number, *NOUNS.get(kind, (kind,)))
             for kind, number in found.rows_by_kind.items()
         ),
-        "lanes": _lanes(found),
+        "threads, streams": _lanes(found),
         "steps": _steps(found),
         "launches": _launches(found),
         "synchronization": _waits(found),
@@ -129,7 +129,7 @@ def _device(found: Info) -> str:
     text = listed(known) or " ".join(["unnamed", *filter(None, [found.vendor]), "device"])
     text += f", {'device' if len(used) == 1 else 'devices'} {listed(list(map(str, used)))}"
     text += f" of {len(devices)}" if len(devices) > len(used) else ""
-    return text if busy is None else f"{text}, busy {busy:.0%} of the covered steps"
+    return text if busy is None else f"{text}, busy {busy:.0%} of the complete steps"
 
 
 def _lanes(found: Info) -> str:
@@ -147,7 +147,7 @@ def _steps(found: Info) -> str:
     time = found.recorded_time
     share = f" ({time.covered_share:.0%} of the recording)" if time and found.covered else ""
     source = found.step_source or "unknown"
-    text = f"{len(found.steps):,}, {found.covered:,} covered{share}, from {source}"
+    text = f"{len(found.steps):,}, {found.covered:,} of them complete{share}, from {source}"
     times = [step.measured_ns or 0 for step in found.steps if step.covered]
     if times:  # the mean, as in all other answers
         text += f"\nas recorded {time_text(round(fmean(times)))}"
@@ -160,7 +160,7 @@ def _steps(found: Info) -> str:
             reasons.setdefault(str(step.why_not), []).append(str(step.name))
     for reason, names in list(reasons.items())[:MOST_REASONS]:
         who = shortened(names[0], 40) if len(names) == 1 else f"{len(names)} steps"
-        text += f"\n{who} not covered: {reason}"
+        text += f"\n{who} left out: {reason}"
     return text
 
 
@@ -332,8 +332,11 @@ def _unprofiled(metadata: dict[str, Any]) -> str:
         return ""
     steps = counted(len(known), "step")
     text = f"{time_text(median(known))} per step in the median of {steps} without a profiler"
-    others = metadata.get("unprofiled_step_ns_by_rank", {})
-    if len(others) > 1:
-        medians = [median(each) for each in others.values() if each]
+    medians = [
+        median(times)
+        for rank in metadata.get("ranks", [])
+        if (times := rank.get("unprofiled_step_ns"))
+    ]
+    if len(medians) > 1:
         text += f"; ranks {range_text(min(medians), max(medians))}"
     return text

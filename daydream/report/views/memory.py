@@ -19,6 +19,8 @@ CLOSE = (
     600 << 20
 )  # what the context of a device takes besides, at most: less than that left is no answer
 CONTEXT = " with CUDA's context of 300 to 600 MiB"
+CONTEXTS = (300 << 20, CLOSE)
+EARLIER = "held before"  # as results name it
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 UNKNOWN = "unknown"
 MOST, MOST_VERBOSE, MOST_USES = 6, 20, 100  # rows
@@ -137,8 +139,27 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
 
 def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
     blocks: list[Block] = [Headline(memory_headline(device))]
-    where = [each for each in (device.peak_step, device.peak_phase, device.peak_layer) if each]
+    layer = device.peak_layer and f"layer {device.peak_layer}"
+    where = [each for each in (device.peak_step, device.peak_phase, layer) if each]
     blocks += [Text(", ".join(where), "at the peak: ")] if where else []
+    allocated = _allocated(device)
+    reserved = device.peak_reserved_bytes
+    if reserved is not None:
+        unit, size = memory_unit(reserved)
+        digits = 2 if unit == "GiB" else 0
+        low, high = (f"{(reserved + context) / size:,.{digits}f}" for context in CONTEXTS)
+        blocks.append(Text(f"needs {low} to {high} {unit} of the GPU,{CONTEXT}"))
+    if device.peak_allocated_bytes not in (None, allocated):
+        about = "what predictions and the tables below are about"
+        blocks.append(
+            Text(f"replayed: {bytes_text(device.peak_allocated_bytes)} allocated, {about}")
+        )
+    if device.recorded_reserved_bytes not in (None, reserved):
+        blocks.append(
+            Text(
+                f"as recorded: {_peak(device.recorded_allocated_bytes, device.recorded_reserved_bytes)}"
+            )
+        )
     if end := device.out_of_memory:
         place = f"request {end.request:,} of {end.requests:,}" if end.request else "the start"
         unused = bytes_text(end.reserved_bytes - end.allocated_bytes)
@@ -159,10 +180,8 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
 
 def memory_headline(device: DeviceMemory) -> str:
     """Return the peak of a device in one line and, with a capacity, whether it fits."""
-    peak = device.peak_allocated_bytes
-    said = f"{_name(device)}: peak {UNKNOWN if peak is None else bytes_text(peak)} allocated"
-    if device.peak_reserved_bytes is not None:
-        said += f", {bytes_text(device.peak_reserved_bytes)} reserved"
+    peak = _peak(_allocated(device), device.peak_reserved_bytes)
+    said = f"{_name(device)}: peak {peak}"
     capacity = device.capacity_bytes
     left = device.left_bytes
     if capacity is None or left is None:
@@ -172,6 +191,18 @@ def memory_headline(device: DeviceMemory) -> str:
     close = left < CLOSE and device.device != "cpu"
     fits = "too close to tell in" if close else "fits in"
     return f"{said}: {fits} {capacity_text(capacity)} ({bytes_text(left)} left)"
+
+
+def _allocated(device: DeviceMemory) -> int | None:
+    """Return the peak that the allocator recorded; where it recorded none, or has other settings, a replay's."""
+    reserved = device.recorded_reserved_bytes
+    known = reserved is not None and reserved == device.peak_reserved_bytes
+    return device.recorded_allocated_bytes if known else device.peak_allocated_bytes
+
+
+def _peak(allocated: int | None, reserved: int | None) -> str:
+    said = f"{UNKNOWN if allocated is None else bytes_text(allocated)} allocated"
+    return said if reserved is None else f"{said}, {bytes_text(reserved)} reserved"
 
 
 def _peaks(device: DeviceMemory) -> Table:
@@ -196,8 +227,9 @@ def _peaks(device: DeviceMemory) -> Table:
 def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:
     """Return the largest of some parts, what each holds, and its share; the others in one row."""
     whole = sum(parts.values())
-    known = [(name.replace("_", " "), size) for name, size in parts.items() if size]
+    known = [(_named(name).replace("_", " "), size) for name, size in parts.items() if size]
     known.sort(key=lambda one: (-one[1], one[0]))
+    most += len(known) == most + 1  # one more takes no more room than its number
     rest = sum(size for _, size in known[most:])
     shown = known[:most] + ([(f"{len(known) - most:,} more", rest)] if rest else [])
     memory = Kind.BYTES("memory", bar=True)
@@ -211,7 +243,7 @@ def holders_table(device: DeviceMemory, most: int, *, lines: bool = False, name:
     rows = []
     for each in device.holders[:most]:
         share = each.bytes / max(whole, 1)
-        cells = (each.name, _kind(each.kind), each.bytes, share, each.count, each.whatif)
+        cells = (_named(each.name), _kind(each.kind), each.bytes, share, each.count, each.whatif)
         rows.append(Row(cells, below=(each.line or "") if lines else ""))
     more = device.holders[most:]
     if more:
@@ -227,6 +259,10 @@ def holders_table(device: DeviceMemory, most: int, *, lines: bool = False, name:
         Column("smaller with"),
     ]
     return Table(columns, rows, whole, name=name)
+
+
+def _named(name: str) -> str:
+    return "held before the recording" if name == EARLIER else name
 
 
 def _kind(kind: str) -> str:
@@ -293,7 +329,7 @@ def _idle(found: MemoryView) -> Use:
         Kind.COUNT("tensors", spare=1),
         Kind.COUNT("never again"),
         Kind.TIME("idle for"),
-        Kind.COUNT("GB/s to offload"),
+        Kind.COUNT("GB/s needed"),
     ]
     names = ("bytes", "count", "never_again", "idle_ns", "gigabytes_per_second")
     cells = [(row.name, _kind(row.kind), *(getattr(row, name) for name in names)) for row in rows]

@@ -43,7 +43,7 @@ def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
             list(rows_by_kind(found).items()),
         ),
     ]
-    columns = [Column("step"), Kind.TIME("measured"), Column("covered")]
+    columns = [Column("step"), Kind.TIME("measured"), Column("complete")]
     return [*blocks, _first(columns, rows)] if steps else blocks
 
 

@@ -105,9 +105,11 @@ def _headline(found: Ranking) -> list[str]:
         said = f"{named(best)}: {answer_text(best)}"
     if found.cannot_tell and found.by == "time":
         said = f"this recording cannot tell what helps: most intervals exceed 2x; record it again. {said}"
-    share = f" ({found.bound_share:.0%} of the critical path)" if found.bound_share else ""
+    bound = f"now {found.bound.label}"
+    if found.bound_share:
+        bound = f"bottleneck now: {found.bound.awaited}, {found.bound_share:.0%} of the step"
     error = error_text(found.replay.basis_error, found.replay.error)
-    return [f"{said}; {error}", f"now {found.bound.label}{share}"]
+    return [f"{said}; {error}", bound]
 
 
 def named(each: Ranked) -> str:
@@ -158,8 +160,7 @@ def _changes(
         *([Kind.TIME("saves", spare=3, bar=True)] if verbose else []),
         Kind.RATIO("speedup"),
         *memory_columns((each.memory for each in (*best, *pairs)), 1),
-        Column("then the step is", spare=4),
-        *([Column("needs", spare=3)] if verbose else []),
+        Column("new bottleneck", spare=4),
     ]
     told: set[str] = set()
     rows = [_row(each, told, verbose=verbose) for each in best]
@@ -180,7 +181,6 @@ def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
         gain(each),
         *memory_cells(each.memory),
         _bound_text(each.bound, each.bound_share),
-        *([each.needs] if verbose else []),
     ]
     return Row(cells, _made_by(each, told), FADED if too_large(each.memory) else "")
 
@@ -198,17 +198,15 @@ def gain(each: Predicted) -> Cell:
 
 
 def _made_by(each: Ranked, told: set[str]) -> str:
-    """Return the line of a training script that makes a change, and what else that takes.
+    """Return what else a change takes, and the line of a training script that makes it.
 
     A pair's lines are those of its parts, and not told again.
     """
+    parts = [each.code or ""]
     if "+" in each.optimization:
-        parts = [] if each.code is None else each.code.split("; ")
-        return ";  ".join(part for part in parts if part not in told)
+        parts = [part for part in parts[0].split("; ") if part not in told]
     told.add(each.code or "")
-    return " ".join(
-        [*([f"[{each.needs}]"] if each.needs else []), *([each.code] if each.code else [])]
-    )
+    return f"{f'[{each.needs}] ' if each.needs else ''}{';  '.join(parts)}".strip()
 
 
 def _more(found: Ranking, *, undrawn: bool) -> list[Block]:
@@ -323,7 +321,7 @@ def curve_table(shown: Iterable[Curve]) -> Table:
 
 
 def _bound_text(bound: Bound, share: float) -> str:
-    return f"{bound.label} ({share:.0%})" if share else bound.label
+    return f"{bound.awaited.removeprefix('the ')}, {share:.0%}" if share else bound.label
 
 
 SWEPT_WIDTH = 34

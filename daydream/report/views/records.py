@@ -50,7 +50,10 @@ def imported(trace: Trace, rows_by_kind: Mapping[str, int]) -> list[Block]:
     facts = [
         ("read", str(metadata.get("source", ""))),
         ("rows", f"{len(trace):,}: {kinds}"),
-        ("steps", f"{len(steps):,}, {covered:,} covered, from {metadata.get('step_source', '')}"),
+        (
+            "steps",
+            f"{len(steps):,}, {covered:,} of them complete, from {metadata.get('step_source', '')}",
+        ),
     ]
     return [Facts(facts), Notes(metadata.get("notes", []))]
 

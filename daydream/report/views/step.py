@@ -159,7 +159,7 @@ def step_figures(found: Prediction) -> Figures:
     replay = found.replay
     before = found.replayed_ns
     how = "without a profiler" if replay.basis == UNPROFILED else _mean_of(replay)
-    kept = "replayed" if replay.basis == RECORDED else replay.basis
+    kept = replay.basis if replay.basis == ESTIMATED else "replayed"
     error = error_text(found.replay_error, replay.error)
     figures = times(
         "step time", ("measured", found.measured_ns, how), (kept, before, error)
@@ -173,7 +173,7 @@ def step_figures(found: Prediction) -> Figures:
         interval = f"90% interval {range_text(low, high)}"
         gains = gain_range_text(before, low, high)
     after = ("predicted", time_text(found.predicted_ns), interval)
-    return Figures([*figures, after, ("speed-up", speedup_of(found), gains)], "step time")
+    return Figures([*figures, after, ("speedup", speedup_of(found), gains)], "step time")
 
 
 def _mean_of(replay: Replay) -> str:
@@ -401,8 +401,9 @@ def graph_facts(found: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]
     off = said["start_error_ns"]
     kernels = said["kernels"]
     waits = said["event_waits"]
-    starts = f"off by {time_text(off['p50'])} in the median, {time_text(off['p95'])} at the 95th percentile"
-    lanes = counted(len(found.graph.lanes), "lane")
+    typical, rare = time_text(off["p50"]), time_text(off["p95"])
+    starts = f"within {typical} of the recorded start in the median, {rare} at the 95th percentile"
+    lanes = f"{len(found.graph.lanes):,} threads and streams"
     rows = [
         ("kernels start" if kernels else "tasks start", starts),
         ("tasks", f"{said['tasks']:,} on {lanes}, {said['edges']:,} edges"),

@@ -226,13 +226,15 @@ class EventReader:
                 "device work. Give the trace that torch.profiler writes with export_chrome_trace."
             )
         raise TraceError(
-            f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed"
+            f"{self.path} is JSON without a `traceEvents` list; a Kineto trace was needed. "
+            "Record one: `daydream collect SCRIPT`."
         )
 
     def _explain_broken(self, text: bytes) -> NoReturn:
         if text.lstrip()[:1] not in (b"{", b"["):
             raise TraceError(
-                f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed"
+                f"{self.path} is not JSON, SQLite or parquet; a profiler trace was needed. "
+                "Record one: `daydream collect SCRIPT`."
             )
         whole = text.decode("utf-8", "replace").rstrip()
         try:
