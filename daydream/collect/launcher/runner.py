@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.errors import OutputError
 from daydream.files.atomic import own_folder, try_folder_of, write_whole
 from daydream.text import counted
+from daydream.world import environment
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -205,7 +206,7 @@ class Recording:
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
     unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
-    and frees.
+    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`.
     """
 
     steps: int = 3
@@ -214,6 +215,7 @@ class Recording:
     change: dict[str, Any] | None = None
     with_stack: bool = False
     memory: bool = True
+    fake_world: dict[str, Any] | None = None
 
 
 @dataclass
@@ -274,6 +276,8 @@ class _Run:
         self._force = force
         self._say = say
         self._kept = kept
+        world = recording.fake_world
+        self._world = environment(world["world_size"], world["rank"]) if world else {}
         self._result_waits = recording.change is not None and not recording.stop_after
         self._messages = messages(folder)
         self._root = 0  # the process that we started
@@ -295,6 +299,7 @@ class _Run:
         path = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
+            **self._world,
             VARIABLE: str(self._folder),
             "PYTHONPATH": os.pathsep.join(path),
         }
