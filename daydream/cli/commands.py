@@ -103,7 +103,18 @@ class Change:
                 more = "" if isinstance(error, DaydreamError) else WHOLE
                 raise DaydreamError(mistake.message + more) from error
             if isinstance(error, NotApplicableError) and graph is not None:
-                error.args = ("\n".join([str(error), *self._advice(error.lacks, graph, words)]),)
+                error.args = (
+                    "\n".join(
+                        [
+                            str(error),
+                            *self._advice(
+                                error.lacks,
+                                graph,
+                                words,
+                            ),
+                        ]
+                    ),
+                )
             # An optimization that finds nothing to change raises a subclass; what is left is a value
             # that it cannot work with, which click cannot know.
             text = str(error)
@@ -280,7 +291,14 @@ class Changes(Command):
         with contextlib.redirect_stdout(sys.stderr):
             chosen = self.found(ctx, spec)
         made.change = Change(spec, chosen, tuple(rest))
-        made.params = [*change_options(chosen, self.params, optional=self.optional), *self.params]
+        made.params = [
+            *change_options(
+                chosen,
+                self.params,
+                optional=self.optional,
+            ),
+            *self.params,
+        ]
         if self.flag is None:
             several = len(chosen) > 1
             made.help = "\n\n".join(f"{each.name}:\n\n" * several + each.help for each in chosen)
@@ -365,5 +383,13 @@ def change_options(
             flags.insert(0, short)
         group = f"Options of {optimization.name}"
         required = option.required and not optional
-        options.append(click_option(option, f"{OWN}{index}", flags, group=group, required=required))
+        options.append(
+            click_option(
+                option,
+                f"{OWN}{index}",
+                flags,
+                group=group,
+                required=required,
+            )
+        )
     return options
