@@ -93,7 +93,7 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
 
     Args:
         output (FILE): Name of the page [default: that of the trace, .html].
-        open_: Open the page in the browser.
+        open_: Open the page in the browser, at once; the ranked changes come when it is reloaded.
     """
     import webbrowser
 
@@ -101,10 +101,19 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
     page = replace(out, html=out.output or f"{name}.html", output=None)
     page.check_files()
     with working() as progress:
-        written = page.write_files(request.replay(progress), progress, ranked=True)
+        found = request.replay(progress)
+        written: list[str] = []
+        if open_:  # looked at while the changes are simulated
+            written = replace(page, no_ranking=True).write_files(found, progress)
+            webbrowser.open(Path(str(page.html)).resolve().as_uri())
+            page = replace(page, force=True)
+        if not written or not page.no_ranking:
+            ranked = page.write_files(found, progress, ranked=True)
+            written = [
+                *ranked,
+                *(["reload it in the browser: changes are ranked now"] if open_ else []),
+            ]
     out.emit({"trace": request.trace, "page": page.html}, None, written=written)
-    if open_:
-        webbrowser.open(Path(str(page.html)).resolve().as_uri())
 
 
 class Compare(Changes):

@@ -64,6 +64,7 @@ class TraceRequest:
         counters (FILE): Hardware counters of the same kernels, from Nsight Compute, rocprof, NVBit,
             AccelProf, Kineto or Luthier (sums; FILE@100-200 for these kernels); repeat for several
             passes.
+        cluster (NAME): Machines of a job that was recorded in a fake world (collect --world), or a file.
         no_cache: Read the trace again and store nothing (DAYDREAM_CACHE: where).
     """
 
@@ -74,6 +75,7 @@ class TraceRequest:
     handles: str | None = None
     capture: str | None = None
     counters: tuple[str, ...] = ()
+    cluster: str | None = None
     no_cache: bool = False
 
     @property
@@ -91,11 +93,22 @@ class TraceRequest:
     @property
     def words(self) -> list[str]:
         """What to type to have the same trace read again."""
-        names = ("step_marker", "steps", "handles", "capture")
+        names = ("step_marker", "steps", "handles", "capture", "cluster")
         given = typed({name: getattr(self, name) for name in names})
         return [self.trace, *given, *(f"--counters={file}" for file in self.counters)]
 
-    def load(
+    def load(self, progress: Progress, **how: Any) -> Trace:
+        """Return the trace as `read` does, on the cluster that was named."""
+        trace = self.read(progress, **how)
+        if self.cluster is not None:
+            if "fake_world" not in trace.metadata:
+                raise usage_error(
+                    "--cluster goes with a trace of a fake world (daydream collect --world)"
+                )
+            trace.metadata["fake_world"]["cluster"] = self.cluster
+        return trace
+
+    def read(
         self, progress: Progress, *, keep: bool = True, typical: bool = False, **how: Any
     ) -> Trace:
         """Return the trace, from the user's cache if it is there, which `keep` allows.
@@ -134,7 +147,7 @@ class TraceRequest:
             and self.max_unpacked is None
             and len(self.traces) == 1
         ):
-            entry = cache_entry(self.trace, self.step_marker, self.steps)
+            entry = cache_entry(self.trace, self.step_marker, f"{self.steps} {self.cluster}")
         if entry is not None:
             from daydream.trace.cached_trace import cached_trace
 
