@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(201_200, 104, 10.74),
     "surface": Budget(105_600, 74, 9.82),
     "product": Budget(550_300, 314, 10.13),
-    "tests": Budget(479_400, 356, 11.09),
+    "tests": Budget(461_800, 352, 10.90),
     "benchmarks, validation, tools": Budget(6_500, 43, 0.00),
     "README and docs": Budget(36_100, 34, 0.00),
     "C": Budget(186, 2, 0.00),
