@@ -26,7 +26,6 @@ from daydream.costs import (
 from daydream.memory import Allocations, drop_scores, fuse, unchanged
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
-    FEW_ROWS_IN_TF32,
     FUSED_ATTENTION_KERNEL,
     FUSED_ATTENTION_OP,
     LAYOUT_CHANGE,
@@ -34,7 +33,6 @@ from daydream.model import (
     backward_chains,
     changes_layout,
     doubt_of_products,
-    few_rows_ns,
     find_chains,
     fused_attention_ns,
     remove_with_operators,
@@ -106,7 +104,6 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     new, modelled = retimed.duration_ns.clip(max=old), retimed.model != "table"
     if unknown_speedup is not None:
         new[modelled & ~known] = (old / min(unknown_speedup, ratio))[modelled & ~known]
-    new = new.clip(few_rows_ns(graph, products, device, FEW_ROWS_IN_TF32) * modelled)
     doubt, (turned, moved) = doubt_of_products(graph, products), changes_layout(graph, products)
     doubt = (doubt**2 + ~known * DOUBT_WITHOUT_SHAPES**2) ** 0.5
     turned_ns = streaming_ns(graph, 2 * moved) if len(turned) else moved

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from daydream.optimizations._autocast_types import flow
 from daydream.optimizations._products import insert_elementwise
 
 from daydream import Graph, GraphError
@@ -27,6 +26,7 @@ from daydream.model import (
     cast_ns,
     changes_layout,
     dispatch_ns,
+    flow,
     in_16_bits,
     operand_elements,
     streaming_ns,
@@ -90,8 +90,8 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     turned, moved = changes_layout(graph, matrix)
     turned_ns = streaming_ns(graph, moved) if len(turned) else moved
 
-    narrow.set(duration_ns=in_half.times.duration_ns, dtype=dtype).doubt(in_half.doubt)
-    graph.note(in_half.times.words())
+    narrow.set(duration_ns=in_half.duration_ns, dtype=dtype).doubt(in_half.doubt)
+    graph.note(in_half.words())
     if len(turned):
         graph.insert_before(turned, LAYOUT_CHANGE, duration_ns=turned_ns).doubt(DOUBT_OF_CONVOLUTIONS)
         graph.note(

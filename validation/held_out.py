@@ -4,7 +4,6 @@
 |---|---|---|
 | `SORTS`: what streaming kernels keep of their time in 16 bits | ViT, T4 | fitted here: median of the other of them and five models on an H200 (`validation/h200`) |
 | `FLASH_1`: FlashAttention 1 | ViT | FlashAttention 2's, over 1.5 to 2 (arXiv 2307.08691) |
-| `FEW_BLOCKS`: of grids that leave units idle | T4 | none: as its sort |
 | `TO_32_REACHES`: of the bandwidth, of casts to 32 bits | T4 | none: all of it |
 | `KEPT_ON_MATRIX_UNITS`: of the share of the peak | T4 | `h100_qwen_0.5b_inference` alone |
 | `ANOTHER_RUN`: of the device | ViT, U-Net | fitted here on the other: kernels that a change leaves alone |
@@ -61,7 +60,6 @@ def without(traces: Path, series: str) -> dict[tuple[Any, str], Any]:
             sort._replace(keeps=min(median(told), 1.0)) if told else sort for sort, told in sorts
         )
     if series == "t4_mlp_amp":
-        found[half_times, "FEW_BLOCKS"] = 0.0
         found[precision, "TO_32_REACHES"] = 1.0
         found[roofline, "KEPT_ON_MATRIX_UNITS"] = 0.655 / 0.85
     if series == "vit_a100":

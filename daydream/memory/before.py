@@ -28,7 +28,6 @@ from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
-    EVENT,
     GRANULE,
     KINDS,
     STEP,
@@ -161,73 +160,29 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
     return trace.text(column)[code] if code >= 0 else None
 
 
-def add_from_the_step_before(held: Allocations, events: MemoryEvents, rank: int) -> None:
+def add_from_the_step_before(held: Allocations, rank: int) -> None:
     """Add what the first recorded step holds from the one before it, as the second does from the first."""
     on = on_device(held, rank, HOST)
-    steps = np.unique(held["step"][on & (held["step"] >= 0)])
-    if not len(steps) or _is_the_first(held.trace, int(steps[0])):
+    first, *others = np.unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
+    if not others or _is_the_first(held.trace, first):
         return
-    first = int(steps[0])
-    mine = on_device(events, rank, HOST) & (events["bytes"] > 0)
-    asked = np.flatnonzero(mine)
-    if len(steps) > 1:
-        second = int(steps[1])
-        rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == second))
-        first_asked = np.sort(
-            held["begin"][on & (held["step"] == first) & (held["begin"] > BEFORE)]
-        )
-        second_asked = np.sort(held["begin"][on & (held["step"] == second)])
-        nth = np.searchsorted(
-            second_asked, held["end"][rows]
-        )  # it goes before the nth request of its step
-        nth = np.minimum(nth, len(first_asked) - 1)
-        places = first_asked[nth] - STEP
-    else:
-        rows = np.flatnonzero(on & is_kind(held, "gradient") & ~freed(held))
-        cleared = _clears_gradients(held, events, rank, asked)
-        if cleared is None:
-            return
-        places = np.full(len(rows), cleared)
-    new = _not_recorded(held, rows, on & (held["begin"] == BEFORE) & (held["end_step"] == first))
-    rows, places = rows[new], places[new]
+    rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == others[0]))
+    recorded = on & (held["begin"] > BEFORE)
+    asked, again = (
+        np.sort(held["begin"][recorded & (held["step"] == step)]) for step in (first, others[0])
+    )
+    # It goes before the nth request of its step.
+    nth = np.minimum(np.searchsorted(again, held["end"][rows]), len(asked) - 1)
     added = {name: column[rows] for name, column in held.columns.items()}
-    added |= {"begin": np.full(len(rows), BEFORE), "end": places}
+    added |= {"begin": np.full(len(rows), BEFORE), "end": asked[nth] - STEP}
     for name in ("begin_row", "end_row", "step", "phase"):
         added[name] = np.full(len(rows), UNKNOWN)
     added["end_step"] = np.full(len(rows), first)
     held.append(added)
 
 
-def _not_recorded(held: Allocations, rows: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return which of the rows no recorded one stands for: an earlier recording of the run saw it come."""
-    there = Counter(held["bytes"][recorded].tolist())
-    new = np.ones(len(rows), bool)
-    for place, nbytes in enumerate(held["bytes"][rows].tolist()):
-        if there[nbytes]:
-            there[nbytes] -= 1
-            new[place] = False
-    return new
-
-
 def _is_the_first(trace: Trace, step: int) -> bool:
     return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
-
-
-def _clears_gradients(
-    held: Allocations, events: MemoryEvents, rank: int, asked: np.ndarray
-) -> int | None:
-    """Return the place where `zero_grad` runs before the first backward pass, None if it does not."""
-    trace = held.trace
-    named = rows_that(trace, lambda text: text.startswith("Optimizer.zero_grad"))
-    rows = np.flatnonzero(named & (np.maximum(trace["rank"], 0) == rank))
-    on = on_device(held, rank, HOST)
-    backward = held["begin"][on & (held["phase"] == PHASES.index("backward"))]
-    if not len(rows) or not len(backward) or not len(asked):
-        return None
-    time = int(trace["start_ns"][rows[0]])
-    after = int(np.searchsorted(events["time_ns"][asked], time))
-    place = int(asked[min(after, len(asked) - 1)]) * EVENT - STEP
-    return place if place < backward.min() else None
 
 
 Row = tuple[str, int, int]
@@ -355,7 +310,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
             (on & is_kind(held, "optimizer_state") & (held["begin"] > BEFORE) & ~freed(held)).any()
         )
         if device == HOST and not first_step:
-            add_from_the_step_before(held, events, rank)
+            add_from_the_step_before(held, rank)
         described = _described(held, rank, device, first_step=first_step)
         rest = np.flatnonzero(on_device(held, rank, device) & held.lasting)
         known = (events["allocated_bytes"][on_device(events, rank, device)] >= 0).any()

@@ -2,8 +2,7 @@
 
 Products read and write 16 bits, some operators 32, all others what they are given (ATen/autocast_mode.h;
 for the CPU ATen/autocast_mode.cpp). Which tensor an operator reads is not recorded: types follow from the
-order of the forward pass. A sum of two activations is as wide as the wider one, and one of them is the
-stream that an earlier sum, or the first operator, began. Products in 8 bits hold casts of their operands.
+order of the forward pass (`daydream/model/autocast.py`). Products in 8 bits hold casts of their operands.
 
 On a CPU also the memory that oneDNN takes for itself: workspaces of LSTM layers, and of products in 16 bits.
 """
@@ -15,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
+from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.memory.allocations import (
     AFTER,
@@ -44,6 +45,7 @@ from daydream.memory.liveness import (
     next_call,
     used_until,
 )
+from daydream.model.autocast import Work, walk, wants
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -415,31 +417,20 @@ class _Types:
         trace = self.held.trace
         size = len(trace)
         is_call = np.append(trace.is_kind("operator"), False)
-        parent = np.append(np.asarray(trace["parent"], np.int64), UNKNOWN)
 
         def among(fits: Callable[[Operator], object]) -> np.ndarray:
             return is_call & np.append(rows_that(trace, lambda name: fits(operator(name))), False)
 
-        outermost = np.where(is_call, np.arange(size + 1), UNKNOWN)
-        up = np.where(is_call, parent, UNKNOWN)
-        while (climbing := np.flatnonzero((up >= 0) & is_call[up])).size:
-            outermost[climbing] = up[climbing]
-            up[climbing] = parent[up[climbing]]
+        outermost = enclosing(trace["parent"], is_call[:-1], np.arange(size), inner=False)
+        outermost = np.append(outermost, UNKNOWN)
         # A row of no operator, such as a range between, belongs to the operator around it.
         self.outermost = outermost
         self.on_gpu = bool((self.held["device"] >= 0).any())
-        column = "autocast_gpu" if self.on_gpu else "autocast_cpu"
-        product = among(
-            lambda op: getattr(op, column) == "16" or op.family in ("attention", "recurrent")
-        )
-        # Within `cross_entropy` the logarithm of softmax has the type of the logits (LossNLL.cpp).
-        wide = among(
-            lambda op: getattr(op, column).startswith("32") and not op.name.endswith("log_softmax")
-        )
-        loss = among(lambda op: "loss" in op.traits)
+        product = among(lambda op: wants(op, on_gpu=self.on_gpu) == 16)
+        wide = among(lambda op: wants(op, on_gpu=self.on_gpu) == 32)
         self.product = self._any_inside(product)
-        self.wide = self._any_inside(wide & ~loss) & ~self.product
-        self.loss = self._any_inside(loss)
+        self.wide = self._any_inside(wide) & ~self.product
+        self.loss = self._any_inside(among(lambda op: "loss" in op.traits))
         # `softmax` is made of `_softmax`.
         self.keeps_result = self._any_inside(
             among(lambda op: op.keeps_result or op.name == "softmax")
@@ -476,33 +467,30 @@ class _Types:
         order = np.lexsort(
             (rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows])
         )
-        now = stream = 32
-        kept = False  # whether what the last operator made is kept in 32 bits by itself
-        before: tuple[int, int] | None = None
         loss = int(
             self.held.among(np.array([0]), np.array([32]), np.array([32]))[0]
         )  # inside of autocast
-        for row in rows[order].tolist():
-            step = (int(trace["rank"][row]), int(trace["step"][row]))
-            begins = step != before
-            if begins:
-                before, now, stream, kept = step, 32, 0, False
-            self.given[row], self.is_first[row] = now, begins
-            if self.product[row]:
-                self.reads_result[row] = kept
-                now, kept = 16, False
-            elif self.wide[row]:
-                now, kept = 32, bool(self.keeps_result[row])
-            elif self.loss[row]:
-                now = loss or now
-            elif self.sum[row]:
-                now = stream = max(now, stream, 32 if self._reads_parameter(row) else 0)
-            elif self.factor[row] and self._reads_parameter(row):
-                now = 32
-            if not (self.product[row] or self.wide[row] or self.view[row]):
-                kept = False  # a product behind it reads what this operator made
-            self.result[row] = now
-            stream = stream or now
+        steps = zip(
+            trace["rank"][rows[order]].tolist(), trace["step"][rows[order]].tolist(), strict=True
+        )
+        ordered = zip(steps, rows[order].tolist(), strict=True)
+        for _, of_step in groupby(ordered, lambda each: each[0]):
+            mine = [row for _, row in of_step]
+            self.is_first[mine[0]] = True
+            kept = False  # whether what the last operator made is kept in 32 bits by itself
+            for row, types in zip(
+                mine, walk([self._work(row, loss) for row in mine], calls=True), strict=True
+            ):
+                self.given[row], self.result[row] = types.given, types.runs
+                self.reads_result[row] = kept and self.product[row]
+                if not self.view[row]:  # a product behind it reads what this operator made
+                    kept = bool(self.wide[row] and self.keeps_result[row])
+
+    def _work(self, row: int, loss: int) -> Work:
+        """Return what decides an operator's type, for a loss that has so many bits, 0 for what it is given."""
+        bits = 16 if self.product[row] else 32 if self.wide[row] else loss if self.loss[row] else 0
+        widens = not bits and (self.sum[row] or self.factor[row]) and self._reads_parameter(row)
+        return Work(bits, adds=bool(self.sum[row]), widens=bool(widens))
 
     @cached_property
     def _parameters(self) -> set[tuple[int, ...]]:

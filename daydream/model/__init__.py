@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         attention_chains,
         fused_attention_ns,
     )
+    from daydream.model.autocast import flow
     from daydream.model.blocks import block_of_layers, repeated_blocks
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
@@ -53,11 +54,9 @@ if TYPE_CHECKING:
     from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.half_times import (
         DOUBT_OF_CONVOLUTIONS,
-        FEW_ROWS_IN_TF32,
         LAYOUT_CHANGE,
         changes_layout,
         doubt_of_products,
-        few_rows_ns,
         in_16_bits,
     )
     from daydream.model.loading import (

@@ -12,16 +12,15 @@ Every time comes with how far it may be off. The shares below are measured, and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
-from daydream.costs.device.retime import Retimed, held_up, measured_first, retime
-from daydream.costs.device.roofline import device_or_none, runs_in_tf32
-from daydream.costs.devices import Device
+from daydream.costs.device.retime import Retimed, retime
+from daydream.costs.device.roofline import Change, Correction, device_or_none, runs_in_tf32
 from daydream.costs.kernel_names import kernel_class, kernels_are, names_fit
-from daydream.costs.kernels import floor_ns, grid_blocks, is_matrix, units_of, work
+from daydream.costs.kernels import work
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
@@ -50,15 +49,13 @@ SORTS = (
     Sort(("element-wise", "copy", "layout", "index"), 0.87, 0.2),
     Sort((), 0.7, 0.35),  # all others
 )
-FEW_BLOCKS, FEW_BLOCKS_DOUBT = 0.9, 0.15  # a grid that leaves units idle waits for memory's latency
-# A step of a recurrent layer multiplies few rows by all weights: their bytes halve, and latency stays.
-# In TF32 the bytes stay, too. Both are estimates.
-FEW_ROWS, FEW_ROWS_IN_TF32, FEW_ROWS_DOUBT = 0.4, 0.5, 0.45
+DOUBT_WITHOUT_DEVICE = 0.4  # by constants, of a GPU whose peaks are unknown
 DOUBT_OF_PRODUCTS = (
     0.3  # CUDA cores to tensor cores: shares of peak differ so much with size and shape
 )
 DOUBT_ON_TENSOR_CORES = 0.15  # TF32 to 16 bits: the same units, twice as fast
-DOUBT_OF_CONVOLUTIONS = 0.45  # the library may choose another algorithm, with other layout changes
+# The library may choose another algorithm, with other layout changes; a step of a recurrent layer has few rows.
+DOUBT_OF_CONVOLUTIONS = 0.45
 
 # torch's 32-bit attention multiplies on tensor cores since the A100, three TF32 products for each
 # (CUTLASS, OpMultiplyAddFastF32): on vector units `vit_a100` would run at 1.2 of their peak. Before, on
@@ -70,27 +67,10 @@ SINCE_2_2 = regex(r"std::array<char|gpu_kernel_impl_nocast|manual_unroll|pytorch
 # - V100 and T4 take CUTLASS kernels for both: about 0.3 of the peak of tensor cores, 0.55 of that of vector
 #   units (an estimate).
 FLASH_1, FLASH_2, FLASH_UNKNOWN, BEFORE_AMPERE = (0.7, 0.2), (1.2, 0.35), (0.95, 0.4), (0.55, 0.4)
-# Of fixed costs of the smallest kernels: flash attention over few hundred tokens takes 9 to 10 us on an H100
-# (`h100_bert_small_inference`, `h100_vit_inference`), whatever its FLOP.
-FIXED_OF_ATTENTION = 4.0
-BEST_ATTENTION = 0.75  # of the 16-bit peak: FlashAttention 3 (arXiv 2407.08608); none is faster
 
 
-@dataclass(frozen=True)
-class Narrowed:
-    """Times of kernels in 16 bits; an entry a kernel.
-
-    Attributes:
-        times: `Retimed`: the times, and the models behind them.
-        doubt: part by which each may be off, at 90%, float64.
-    """
-
-    times: Retimed
-    doubt: np.ndarray
-
-
-def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
-    """Return what 32-bit kernels take in 16 bits; never longer than today.
+def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Retimed:
+    """Return what 32-bit kernels take in 16 bits, and by how much that may be off; never longer than today.
 
     Args:
         graph: the graph of the trace.
@@ -98,34 +78,14 @@ def in_16_bits(graph: Graph, kernels: Selection, dtype: str) -> Narrowed:
         dtype: `float16` or `bfloat16`.
 
     Returns:
-        `Narrowed`, arrays in the order of the kernels.
+        `Retimed`, arrays in the order of the kernels.
 
     Raises:
         NotApplicableError: the device has no units for the type.
     """
-    found = retime(graph, kernels, dtype=dtype)
-    device = device_or_none(graph)
-    if device is None:
-        return Narrowed(found, np.full(len(kernels), 0.4))
-    old = found.before_ns
-    new = found.duration_ns.astype(np.float64)
-    model = found.model.copy()
-    matrix = is_matrix(graph, kernels)
-    attention = kernels_are(kernels, "attention")
-    stream = ~matrix & ~attention
-    times, doubt = _streaming(graph, kernels, device)
-    new[stream], model[stream] = times[stream], "bytes"
-    doubt[matrix] = doubt_of_products(graph, kernels)[matrix]
-    new = np.where(matrix, np.maximum(new, few_rows_ns(graph, kernels, device, FEW_ROWS)), new)
-    if (
-        attention.any() and "float32_matrix" not in device.tflops
-    ):  # AMD's has no kernels of its own for this
-        times, share = _attention(graph, kernels, device)
-        new[attention], model[attention], doubt[attention] = times[attention], "attention", share
-    waits = held_up(graph, kernels)  # as was counted: for neither arithmetic nor memory
-    new[waits], model[waits] = old[waits], "latency"
-    chosen = Retimed(np.rint(np.minimum(new, old)).astype(np.int64), model, old)
-    return Narrowed(measured_first(graph, kernels, chosen, dtype=dtype), doubt)
+    found = retime(graph, kernels, dtype=dtype, corrections=CORRECTIONS)
+    doubt = np.where(np.isnan(found.doubt), DOUBT_WITHOUT_DEVICE, found.doubt)
+    return replace(found, doubt=doubt)
 
 
 def sort_of(name: str | None) -> Sort:
@@ -133,37 +93,40 @@ def sort_of(name: str | None) -> Sort:
     return next((sort for sort in SORTS if kernel_class(name) in sort.classes), SORTS[-1])
 
 
-def _streaming(graph: Graph, kernels: Selection, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """Return times of kernels that move half the bytes, and their doubt."""
-    old = kernels.duration_ns.astype(np.float64)
-    floor = np.minimum(floor_ns(graph), old)
+def products(change: Change) -> None:
+    """How far products may be off; a kernel of any sort takes no longer than today."""
+    change.doubt[:] = doubt_of_products(change.graph, change.selection)
+    change.new = np.minimum(change.new, change.old)
+
+
+def streaming(change: Change) -> None:
+    """Kernels that stream move half the bytes, and so much of their time stays as is not bytes."""
+    kernels, old, floor = change.selection, change.old, change.floor
     sorts = [sort_of(name)[1:] for name in kernels.name.tolist()]
     keeps, doubt = np.array(sorts, float).reshape(-1, 2).T
-    few = _leaves_units_idle(graph, kernels, device) & (keeps < FEW_BLOCKS)
-    keeps[few], doubt[few] = FEW_BLOCKS, FEW_BLOCKS_DOUBT
     # Arithmetic stays in 32 bits: of shapes it is next to nothing, counters may tell of more.
-    arithmetic = np.maximum(work(graph, kernels).flop, 0) / device.peak("float32")
+    arithmetic = np.maximum(change.work.flop, 0) / change.here.peak("float32")
     keeps = np.maximum(keeps, np.minimum(arithmetic / np.maximum(old - floor, 1e-3), 1.0))
-    return floor + keeps * (old - floor), doubt
+    mine = ~change.matrix & ~kernels_are(kernels, "attention")
+    change.new[mine], change.model[mine] = (floor + keeps * (old - floor))[mine], "bytes"
+    change.doubt[mine] = doubt[mine]
 
 
-def _leaves_units_idle(graph: Graph, kernels: Selection, device: Device) -> np.ndarray:
-    blocks = grid_blocks(graph, kernels)
-    found: np.ndarray = (blocks > 0) & (blocks < units_of(graph, device))
-    return found
-
-
-def _attention(graph: Graph, kernels: Selection, device: Device) -> tuple[np.ndarray, float]:
-    """Return times of fused attention with the kernels that torch has for 16 bits, and their doubt."""
-    old = kernels.duration_ns.astype(np.float64)
+def attention(change: Change) -> None:
+    """Fused attention takes the kernels that torch has for 16 bits; AMD's has none of its own for this."""
+    graph, device, old = change.graph, change.here, change.old
+    mine = kernels_are(change.selection, "attention") & ("float32_matrix" not in device.tflops)
+    if not mine.any():
+        return
     on_tensor_cores = "tf32" in device.tflops
     rate = device.peak("tf32") / 3 if on_tensor_cores else device.peak("float32")
     kept, doubt = _share_kept(graph) if on_tensor_cores else BEFORE_AMPERE
     gain = max(device.peak("float16") * kept / rate, 1.0)
-    fixed = np.minimum(FIXED_OF_ATTENTION * floor_ns(graph), old / 2)
-    least = np.maximum(work(graph, kernels).flop, 0) / (BEST_ATTENTION * device.peak("float16"))
-    found: np.ndarray = np.maximum(fixed + (old - fixed) / gain, least)
-    return found, doubt
+    found = change.floor + (old - change.floor) / gain
+    change.new[mine], change.model[mine], change.doubt[mine] = found[mine], "attention", doubt
+
+
+CORRECTIONS: tuple[Correction, ...] = (products, streaming, attention)
 
 
 def _share_kept(graph: Graph) -> tuple[float, float]:
@@ -176,24 +139,6 @@ def _share_kept(graph: Graph) -> tuple[float, float]:
     return FLASH_1 if strided else FLASH_UNKNOWN
 
 
-def few_rows_ns(graph: Graph, kernels: Selection, device: Device, keeps: float) -> np.ndarray:
-    """Return the least that kernels of recurrent layers take which leave units idle; 0 for all others.
-
-    Args:
-        graph: the graph of the trace.
-        kernels: as they run today.
-        device: what they run on.
-        keeps: part of the time above the fixed cost that stays, 0 to 1.
-
-    Returns:
-        ns, shape (kernels,), float64.
-    """
-    old = kernels.duration_ns.astype(np.float64)
-    floor = np.minimum(floor_ns(graph), old)
-    few = (work(graph, kernels).family == "recurrent") & _leaves_units_idle(graph, kernels, device)
-    return np.where(few, floor + keeps * (old - floor), 0.0)
-
-
 def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
     """Return by how much times of products on tensor cores may be off, by what they are today.
 
@@ -204,12 +149,9 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
     Returns:
         part of the time, at 90%, shape (kernels,), float64.
     """
-    recurrent = work(graph, kernels).family == "recurrent"
-    convolution = (work(graph, kernels).family == "convolution") | kernels_are(
-        kernels, "convolution"
-    )
-    doubt = np.where(convolution, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
-    doubt = np.where(recurrent, FEW_ROWS_DOUBT, doubt)
+    chosen = work(graph, kernels).is_of("convolution", "recurrent")
+    chosen |= kernels_are(kernels, "convolution")
+    doubt = np.where(chosen, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
     found: np.ndarray = np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)
     return found
 

@@ -14,9 +14,6 @@ from daydream.costs.device.roofline import (
     runs_in_tf32,
 )
 from daydream.model.half_times import (
-    FEW_BLOCKS,
-    FEW_ROWS_DOUBT,
-    FIXED_OF_ATTENTION,
     FLASH_1,
     FLASH_2,
     TURNED,
@@ -41,7 +38,7 @@ def graph_with(*kernels, device=A100, op="my::op", shapes=None):
 def in_half(graph, name, dtype="float16"):
     kernel = kernels(graph).where(lambda tasks: np.array([name in one for one in tasks.name]))
     found = in_16_bits(graph, kernel, dtype)
-    return int(found.times.duration_ns[0]), float(found.doubt[0])
+    return int(found.duration_ns[0]), float(found.doubt[0])
 
 
 @pytest.mark.parametrize(
@@ -62,12 +59,6 @@ def test_what_streams_keeps_the_part_of_its_time_that_is_not_bytes(name, keeps):
     assert in_half(graph, name)[0] == FLOOR + round(keeps * 100_000)
 
 
-def test_a_grid_that_leaves_units_idle_hardly_gains():
-    name = "void at::native::vectorized_elementwise_kernel<4, relu>"
-    graph = graph_with(Kernel(name, 102_000, grid="16,1,1"))
-    assert in_half(graph, name)[0] == FLOOR + round(FEW_BLOCKS * 100_000)
-
-
 def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept():
     # A100: 312 TFLOP/s in 16 bits, 19.5 on vector units, 156 in TF32. RTX 3070 Ti: 43.5 and 21.7.
     least = FLOOR
@@ -86,8 +77,7 @@ def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept()
 def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_its_torch(other, kept):
     #  156 / 3 = 52 TFLOP/s become 312, of which flash attention reaches another share
     graph = graph_with(Kernel(ATTENTION, 23_400_000), Kernel(STRIDED.format(other), 9_000))
-    fixed = FIXED_OF_ATTENTION * FLOOR
-    assert in_half(graph, "fmha") == (round(fixed + (23_400_000 - fixed) / (6 * kept[0])), kept[1])
+    assert in_half(graph, "fmha") == (round(FLOOR + (23_400_000 - FLOOR) / (6 * kept[0])), kept[1])
 
 
 def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name():
@@ -160,14 +150,3 @@ def test_arithmetic_that_a_gpu_counted_stays():
     graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
     graph.trace.metadata["counters"] = [{"name": name, "flop": 19_500 * 90_000, "bytes": 8_000_000}]
     assert in_half(graph, name)[0] == FLOOR + 90_000
-
-
-def test_steps_of_recurrent_layers_that_leave_units_idle_keep_their_latency():
-    weights = [[[4096, 1024], [4096, 1024], [4096], [4096]]]
-    shapes = [[48, 64, 1024], *weights, [], [], [], []]
-    for grid, few in (("32,1,1", True), ("768,1,1", False)):
-        work = [Kernel("ampere_sgemm_32x128_tn", 1_002_000, grid=grid)]
-        graph = graph_with(*work, op="aten::_cudnn_rnn", shapes=shapes)
-        new, doubt = in_half(graph, "sgemm")
-        assert (new == FLOOR + 400_000) == few
-        assert doubt == FEW_ROWS_DOUBT

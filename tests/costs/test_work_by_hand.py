@@ -13,6 +13,17 @@ N = 2 * 3 * 4 * 4  # elements of the small images below
 K = 5 * 3 * 3 * 3  # of the small weight
 OUT = 2 * 5 * 2 * 2  # of their convolution's output
 A, B = [64, 16], [4, 16, 32]  # 64 rows in 4 groups, and their weights
+FILLS = (
+    "bernoulli",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "normal",
+    "random",
+    "uniform",
+    "zero",
+)
 
 # operator, recorded shapes, hint -> family, FLOP, elements of the call's type, bytes of other types
 BY_HAND = [
@@ -60,6 +71,8 @@ BY_HAND = [
     ("aten::clamp_min", "6x4 - 6x4", None, "element-wise", 24, 48, 0),  # the last is an output
     ("aten::addcmul_", "6 6 6 -", None, "element-wise", 18, 24, 0),
     ("aten::fill_", "6x4 -", None, "element-wise", 0, 24, 0),
+    # in place, by a distribution: nothing is read
+    *((f"aten::{name}_", "6x4 - -", None, "element-wise", 0, 24, 0) for name in FILLS),
     ("aten::eq", "6x4 6x1", None, "element-wise", 24, 24 + 6, 24),  # writes a mask
     ("aten::where", "6x4 6x4 -", None, "element-wise", 24, 24 + 24, 24),  # reads one
     ("aten::masked_fill_", "2x6x4 6x4 -", None, "element-wise", 48, 48 + 48, 24),

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from daydream.optimizations._autocast_types import flow
 from daydream.optimizations._kernels import DOUBT_WITHOUT_SHAPES, channels_last, flash_attention, tf32
 from daydream.optimizations._optimizer import grad_scaler
 from daydream.optimizations._products import fp8
@@ -28,6 +27,7 @@ from daydream.costs import is_matrix
 from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
+from daydream.model.autocast import flow
 from daydream.model.half_times import DOUBT_OF_PRODUCTS, LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
 from daydream.model.optimizers import update_of

@@ -1,9 +1,10 @@
 """Which kernels autocast runs in 16 bits and where it casts: blocks of networks, drawn kernel by kernel."""
 
 import pytest
-from daydream.optimizations._autocast_types import flow
 from graph.small_graphs import kernels
 from recorded import Program
+
+from daydream.model.autocast import flow
 
 KERNELS = {
     "product": "ampere_sgemm_128x64_tn", "norm": "vectorized_layer_norm_kernel<float>",

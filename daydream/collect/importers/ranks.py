@@ -114,7 +114,7 @@ def align_ranks(trace: Trace) -> None:
     }
     if any(offsets.values()):
         uncertain = matched.uncertain
-        _move(trace, offsets)
+        move(trace, offsets)
         matched = match_collectives(trace)
         matched.uncertain = uncertain
     trace.metadata["alignment"] = {
@@ -126,7 +126,8 @@ def align_ranks(trace: Trace) -> None:
     notes += _sentences(trace, matched, offsets, ranks)
 
 
-def _move(trace: Trace, offsets: dict[int, int]) -> None:
+def move(trace: Trace, offsets: dict[int, int]) -> None:
+    """Move the times of each rank, of its rows, memory and steps, by so many ns."""
     earliest = min(
         0, *offsets.values()
     )  # the trace's origin is moved instead of any time before it

@@ -10,6 +10,8 @@ for all others that go from 32 to 16 bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec import Struct
 
@@ -22,11 +24,7 @@ from daydream.costs.device.measured import (
     need_times_of,
     types_of,
 )
-from daydream.costs.device.roofline import (
-    HALF,
-    Change,
-    device_or_none,
-)
+from daydream.costs.device.roofline import HALF, Change, Correction, Kernel, device_or_none, time
 from daydream.costs.devices import Device, device_of, find_device
 from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
 from daydream.costs.kernels import (
@@ -55,16 +53,6 @@ def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
     known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
     counted = counted_tasks(graph, kernels).any(axis=0)
     found: np.ndarray = np.select([counted, known], RULES[:2], RULES[2]).astype(object)
-    return found
-
-
-def held_up(graph: Graph, kernels: Selection) -> np.ndarray:
-    """Return a mask of kernels that counters show to be bound by neither arithmetic nor memory."""
-    counted = counted_tasks(graph, kernels).all(axis=0)
-    device = device_or_none(graph) if counted.any() else None
-    if device is None:
-        return np.zeros(len(kernels), bool)
-    found: np.ndarray = counted & (bound(graph, kernels, device=device).kind == "latency")
     return found
 
 
@@ -207,13 +195,11 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     from daydream.costs.workload.counters import counted_l2_bytes, reached_l2
 
     device, amounts = device_of(graph), work(graph, kernels)
-    rate = peaks(number_formats(kernels, device), device)
+    formats = number_formats(kernels, device)
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
-    known &= np.isfinite(rate) | (amounts.flop == 0)
-    arithmetic = np.where(amounts.flop > 0, amounts.flop / rate, 0.0)
-    found: np.ndarray = np.where(
-        known, np.maximum(arithmetic, amounts.nbytes / device.bandwidth), np.nan
-    )
+    known &= np.isfinite(peaks(formats, device)) | (amounts.flop == 0)
+    at_peak = time(Kernel(amounts.flop, amounts.nbytes, 0.0), device, formats)
+    found: np.ndarray = np.where(known, at_peak, np.nan)
     highest = reached_l2(graph)
     if (
         highest is None or highest < device.bandwidth
@@ -253,11 +239,13 @@ class Retimed(Struct, frozen=True):
         duration_ns: ns, int64.
         model: the model behind each: table, roofline, ratio, paper, ...; texts (object).
         before_ns: the durations before, ns.
+        doubt: by which part each may be off, at 90%, float64, NaN where no correction tells.
     """
 
     duration_ns: np.ndarray
     model: np.ndarray
     before_ns: np.ndarray
+    doubt: np.ndarray = np.empty(0)
 
     @property
     def coverage(self) -> dict[str, int]:
@@ -288,6 +276,7 @@ def retime(
     table: KernelTable | None = None,
     shapes: NewShapes | None = None,
     assumed: str | None = None,
+    corrections: Sequence[Correction] = (),
 ) -> Retimed:
     """Return what the kernels would take in another element type, on another device, with other work.
 
@@ -307,6 +296,7 @@ def retime(
         table: measured times; by default the graph's own.
         shapes: those of the changed calls, for a table of measured times.
         assumed: the element type of products of which none is known.
+        corrections: of this change, beside those of any (`roofline.py`).
 
     Returns:
         `Retimed`, arrays in the order of the selection.
@@ -315,7 +305,6 @@ def retime(
         NotApplicableError: a peak rate is needed and unknown, or nothing is selected.
     """
     selection.need("kernels to give a new time", lacks="device")
-    old = selection.duration_ns.astype(np.float64)
     target = find_device(device) if isinstance(device, str) else device
     change = Change(
         graph,
@@ -327,10 +316,7 @@ def retime(
         grid_factor=grid_factor,
         assumed=assumed,
     )
-    new, used = change.predict()
-    if dtype is not None:
-        waits = held_up(graph, selection) & change.typed
-        new[waits], used[waits] = old[waits], "latency"
+    change.predict(corrections)
     table = graph.times if table is None else table
     if table is not None:
         if change.other_device and target is not None:
@@ -344,16 +330,8 @@ def retime(
             other_device=change.other_device,
         )
         measured, known = from_table(graph, selection, table, change.work, asked)
-        new[known], used[known] = measured[known], "table"
-    return Retimed(_whole(new), used, old)
-
-
-def narrow_type(graph: Graph) -> str:
-    """Return the 16-bit type of a step: what most time of its 16-bit kernels is in; `float16` without any."""
-    kernels = graph.select(kind="kernel")
-    types = kernels.dtype
-    time = kernels.duration_ns
-    return max(HALF, key=lambda dtype: int(time[types == dtype].sum()))
+        change.new[known], change.model[known] = measured[known], "table"
+    return Retimed(_whole(change.new), change.model, change.old, change.doubt)
 
 
 def retime_untyped(
@@ -380,7 +358,8 @@ def retime_untyped(
     if not products.any():
         return products, np.zeros(0, np.int64), np.zeros(0)
     mine = graph.tasks(selection.ids[products])
-    narrow = narrow_type(graph)
+    kernels = graph.select(kind="kernel")
+    narrow = max(HALF, key=lambda dtype: kernels.where(dtype=dtype).total("duration_ns"))
     device.peak(device.matrix_format(narrow))
     types = ("float32", narrow)  # the slow and the fast of the units that products of a step run on
     cases = np.stack([retime(graph, mine, device=device, assumed=one).duration_ns for one in types])
