@@ -9,6 +9,7 @@ from math import ceil
 from daydream.optimizations._gradient_collectives import (
     REDUCTIONS,
     doubt_waiting,
+    modelled,
     sized_all_reduces,
     transfers_of,
     waiting_ns,
@@ -91,7 +92,7 @@ def overlap(graph: Graph) -> None:
         transfers.need("collectives but those of parts of a layer, whose result the next layer works on")
     transfers = transfers.where(lambda tasks: (tasks.duration_ns > 0) & (tasks.step >= 0))
     transfers.need("transfers that take time within a step")
-    if (transfers.row >= 0).all() and not _held_up(graph, transfers):
+    if (transfers.row >= 0).all() and not modelled(graph) and not _held_up(graph, transfers):
         graph.does_not_apply(
             "its communication is hidden already: no call and no kernel that had been launched before a "
             "transfer ended waited for it"
@@ -122,7 +123,7 @@ def overlap(graph: Graph) -> None:
     doubt_waiting(transfers, waited_ns)
     if len(set(collectives.rank.tolist())) > 1:
         graph.note("Ranks still wait for those that arrive later; add no-stragglers to hide that too.")
-    elif (transfers.row >= 0).any():
+    elif (transfers.row >= 0).any() and not modelled(graph):
         graph.note("One rank was recorded: waiting for peers is in its transfers, and hidden with them.")
     graph.note(
         f"Transfers of one stream take {busiest / 1e6:,.3f} ms per step on average; no step is shorter than "

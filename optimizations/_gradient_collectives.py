@@ -17,6 +17,11 @@ def transfers_of(collectives: Selection) -> Selection:
     return collectives - collectives.where(name=ARRIVAL)
 
 
+def modelled(graph: Graph) -> bool:
+    """Return whether the times of transfers are a network model's, of a trace from a fake world."""
+    return graph.trace is not None and "fake_world" in graph.trace.metadata
+
+
 def waiting_ns(transfers: Selection) -> Any:
     """Return how much of each transfer may be waiting for peers, ns: all of it where ranks are missing.
 
@@ -24,8 +29,8 @@ def waiting_ns(transfers: Selection) -> Any:
     """
     graph = transfers.graph
     size = graph.trace.metadata.get("world_size") if graph.trace is not None else None
-    missing = isinstance(size, int) and len(set(transfers.rank.tolist())) < size
-    apart = missing or not len(graph.select(kind="collective", name=ARRIVAL))
+    missing = isinstance(size, int) and not modelled(graph) and len(set(transfers.rank.tolist())) < size
+    apart = missing or not (modelled(graph) or len(graph.select(kind="collective", name=ARRIVAL)))
     return transfers.duration_ns * (apart & (transfers.row >= 0))
 
 

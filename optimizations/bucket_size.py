@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect, bisect_left
 from itertools import chain
 
-from daydream.optimizations._gradient_collectives import doubt_waiting
+from daydream.optimizations._gradient_collectives import doubt_waiting, modelled
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import Cluster, find_cluster, machine_of, workers_of
@@ -50,7 +50,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
             "several ranks were recorded together, and their collectives are matched as recorded"
         )
     lane, stream = compute_lane(graph), str(old.lane[0])
-    if lane is None or lane == stream:
+    if lane == stream or (lane is None and not modelled(graph)):
         graph.does_not_apply("its collectives have no stream of their own")
     sized = bool((old.bytes > 0).all())
     members = workers_of(graph, None) if sized else _members(graph)
@@ -59,7 +59,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         gradients, within = _recorded(graph, old)
     else:
         old.set(bytes=bytes_of_duration(old, machines, members))
-        gradients, within = work_of_buckets(graph, old, lane)
+        gradients, within = work_of_buckets(graph, old, str(lane))
         graph.note(
             f"Sizes of buckets are not recorded: by their time between {members} workers of {machines.name} "
             f"they are at most {_sizes(old)} MiB. Their gradients are guessed from the work before them."
@@ -81,7 +81,7 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     awaited = graph.insert_after(
         _ends_of_hooks(graph, gradients.nodes.group_by("step").last()),
         "wait for all-reduces",
-        kind="kernel",
+        kind="cpu" if lane is None else "kernel",
         lane=lane,
         duration_ns=0,
         gap_ns=0,
@@ -99,8 +99,10 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     )
     transfer = [machines.all_reduce_ns(nbytes, members) for nbytes in buckets.nbytes.tolist()]
     # Peers that came late do not keep a later bucket.
-    doubt_waiting(new_ones, map(min, transfer, time))
-    new_ones.launches().wait_for(lane, on=stream)
+    if not modelled(graph):
+        doubt_waiting(new_ones, map(min, transfer, time))
+    if lane is not None:
+        new_ones.launches().wait_for(lane, on=stream)
     graph.link(new_ones.group_by("step").last(), awaited)
     graph.note(f"{said}, {round(len(buckets) / steps)} now.")
 

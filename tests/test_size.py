@@ -53,6 +53,7 @@ def test_a_file_counts_to_the_room_of_its_folder(tmp_path):
         "reading and recording": (7, 2),
         "knowledge": (4, 1),
         "surface": (0, 0),
+        "world": (0, 0),
         "product": (14, 4),
         "tests": (2, 1),
         "benchmarks, validation, tools": (3, 1),

@@ -10,7 +10,7 @@ import click
 from daydream.cli.commands import command
 from daydream.cli.options import COUNTS, Parsed
 from daydream.cli.output import Output, trace_name, wrote
-from daydream.cli.source import Script, TraceRequest, working
+from daydream.cli.source import Script, TraceRequest, usage_error, working
 from daydream.cli.suggestions import suggestions
 from daydream.errors import DaydreamError, GraphError
 
@@ -28,6 +28,9 @@ def collect(
     stop_after: bool = False,
     with_stack: bool = False,
     memory: bool = True,
+    world: int | None = None,
+    rank: int = 0,
+    cluster: str | None = None,
     no_suggestions: bool = False,
 ) -> int:
     r"""Run a training script, unmodified, and record a few of its steps.
@@ -36,6 +39,7 @@ def collect(
     daydream collect train.py --epochs 1
     daydream collect -o run.parquet -m package.train --epochs 1
     daydream collect --nproc-per-node 2 train.py
+    daydream collect --world 64 --cluster dgx-h100 train.py
 
     Options of `collect` come before the script, everything after it is the script's own. The first
     steps are skipped, the next ones timed without a profiler, then a few are captured, and the script
@@ -49,19 +53,24 @@ def collect(
         stop_after: End the script when the steps are captured.
         with_stack: Record Python functions, for `explain`; steps take longer.
         memory: Record allocations and frees.
+        world: Run the script as one rank of N that do not exist: how will the job of N run?
+        rank: Which one.
+        cluster (NAME): Machines of that job, such as dgx-h100, or a file.
         no_suggestions: Do not predict at the end what would speed up the step.
     """
     from daydream.collect.launcher.runner import Recording
 
     script.check()
+    fake_world = _fake_world(world, rank, cluster, script)
     target = script.target
     stem = target.rpartition(".")[2] if script.module else Path(target).resolve().stem
     path = Path(out.output or f"{stem}.parquet")
     path = path / f"{stem}.parquet" if path.is_dir() else path
     out.check(path)
     recording = Recording(
-        steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory
-    )
+        steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory,
+        fake_world=fake_world,
+    )  # fmt: skip
     done = script.record(path, recording, force=out.force, own_stdout=out.as_json)
     result = {
         "trace": None if done.path is None else str(done.path),
@@ -75,7 +84,9 @@ def collect(
     if unrest:
         click.echo(f"note: {unrest}", err=True)
     found = None
-    if not no_suggestions and done.exit_code <= SIGNALED:  # else somebody wants to be done
+    if (
+        not (no_suggestions or (fake_world and not cluster)) and done.exit_code <= SIGNALED
+    ):  # else somebody wants to be done
         found = suggestions(done.path)
     about = {}
     if out.as_json:
@@ -87,6 +98,27 @@ def collect(
     lines = [*wrote(done.path), *([] if found is None or out.as_json else found.lines(done.path))]
     out.emit({**result, **about}, None, written=lines, then=["info", str(done.path)])
     return done.exit_code
+
+
+def _fake_world(
+    world: int | None, rank: int, cluster: str | None, script: Script
+) -> dict[str, Any] | None:
+    """Return the world of ranks that do not exist, None where none is asked for. Raises usage errors."""
+    if world is None:
+        if rank or cluster:
+            raise usage_error("--rank and --cluster go with --world")
+        return None
+    if script.nproc_per_node:
+        raise usage_error("--world and --nproc-per-node exclude each other")
+    if not 0 <= rank < world:
+        raise usage_error(
+            f"--rank is {rank}, but a world of {world:,} has ranks 0 to {world - 1:,}"
+        )
+    if cluster:
+        from daydream.costs.network.cluster_names import find_cluster
+
+        find_cluster(cluster).holding(world)
+    return {"world_size": world, "rank": rank, "cluster": cluster}
 
 
 def _unrest(path: Path) -> str | None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from daydream.transforms.compose import Edit
     from daydream.transforms.registry import Optimization
 
+CLUSTER = "cluster"  # an option of the trace, and of some optimizations
 ALL = "daydream.help_all"
 OWN = "option_"  # how values of an optimization's options are named among the command's parameters
 ON_A_GPU = "This trace has CPU work only; record a step on a GPU to predict this."
@@ -280,7 +281,11 @@ class Changes(Command):
         with contextlib.redirect_stdout(sys.stderr):
             chosen = self.found(ctx, spec)
         made.change = Change(spec, chosen, tuple(rest))
-        made.params = [*change_options(chosen, self.params, optional=self.optional), *self.params]
+        clusters = [each for each in chosen if any(one.name == CLUSTER for one in each.options)]
+        own = [
+            each for each in self.params if not clusters or each.name != CLUSTER
+        ]  # theirs comes first
+        made.params = [*change_options(chosen, own, optional=self.optional), *own]
         if self.flag is None:
             several = len(chosen) > 1
             made.help = "\n\n".join(f"{each.name}:\n\n" * several + each.help for each in chosen)

@@ -10,7 +10,7 @@ import click
 
 from daydream.cli.commands import Change, Changes, command
 from daydream.cli.options import SOME
-from daydream.cli.output import TIMELINES, Output, trace_name
+from daydream.cli.output import TIMELINES, Output, trace_name, wrote
 from daydream.cli.source import TraceRequest, note_missing_engine, usage_error, working
 from daydream.errors import GraphError
 
@@ -24,15 +24,24 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 
-@command("verbose")
-def info(request: TraceRequest, out: Output) -> None:
+@command("verbose", "output", "force")
+def info(request: TraceRequest, out: Output, *, anonymous: bool = False) -> None:
     """Show what a trace holds, and which questions it can answer.
 
     TRACE is a parquet trace or anything `daydream import` accepts. The trace is replayed as well:
     how well that works tells most about how far to trust it.
+
+    Args:
+        output (FILE): Where --anonymous writes [default: the trace's name, .anonymous.parquet].
+        anonymous: Write the trace without names, paths and machines instead, to attach to an issue.
     """
     from daydream.report.info import overview
 
+    if anonymous:
+        _write_anonymous(request, out)
+        return
+    if out.output is not None:
+        raise usage_error("-o goes with --anonymous")
     with working() as progress:
         trace = request.load(progress)
         progress("replaying")
@@ -40,6 +49,28 @@ def info(request: TraceRequest, out: Output) -> None:
     note_missing_engine()
     then = [] if found.replay is None else ["explain", *request.words]
     out.answer(found, {"trace": request.trace}, then=then)
+
+
+def _write_anonymous(request: TraceRequest, out: Output) -> None:
+    from daydream.cli.anonymous import anonymous, as_before
+
+    name = Path(trace_name(request.traces)).stem
+    target = out.output or f"{name}.anonymous.parquet"
+    if not target.endswith(".parquet"):
+        text = "the output is a parquet trace; name it .parquet"
+        raise click.BadParameter(text, click.get_current_context(), param_hint="-o")
+    out.check(target)
+    with working() as progress:
+        trace = request.load(progress)
+        progress("leaving names out")
+        found = anonymous(trace)
+        found.save(target, force=out.force)
+        progress("replaying both")
+        same = as_before(trace, found)
+    if not same:
+        click.echo("note: it does not replay as the trace does; say so in the issue", err=True)
+    head = {"trace": request.trace, "anonymous": target, "same": same}
+    out.emit(head, None, written=wrote(target), then=["info", target])
 
 
 @command("verbose", "output", "html", "no_ranking", "force")
@@ -62,7 +93,7 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
 
     Args:
         output (FILE): Name of the page [default: that of the trace, .html].
-        open_: Open the page in the browser.
+        open_: Open the page in the browser, at once; the ranked changes come when it is reloaded.
     """
     import webbrowser
 
@@ -70,10 +101,19 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
     page = replace(out, html=out.output or f"{name}.html", output=None)
     page.check_files()
     with working() as progress:
-        written = page.write_files(request.replay(progress), progress, ranked=True)
+        found = request.replay(progress)
+        written: list[str] = []
+        if open_:  # looked at while the changes are simulated
+            written = replace(page, no_ranking=True).write_files(found, progress)
+            webbrowser.open(Path(str(page.html)).resolve().as_uri())
+            page = replace(page, force=True)
+        if not written or not page.no_ranking:
+            ranked = page.write_files(found, progress, ranked=True)
+            written = [
+                *ranked,
+                *(["reload it in the browser: changes are ranked now"] if open_ else []),
+            ]
     out.emit({"trace": request.trace, "page": page.html}, None, written=written)
-    if open_:
-        webbrowser.open(Path(str(page.html)).resolve().as_uri())
 
 
 class Compare(Changes):

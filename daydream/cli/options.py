@@ -271,6 +271,7 @@ TYPES = {  # what reads values of those, and of the parts of a command line
 COUNTS = {
     "steps": SOME,
     "warmup": click.IntRange(0),
+    "world": SOME,
 }
 SCRIPT = (
     click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),

@@ -63,6 +63,7 @@ class TraceRequest:
         counters (FILE): Hardware counters of the same kernels, from Nsight Compute, rocprof, NVBit,
             AccelProf, Kineto or Luthier (sums; FILE@100-200 for these kernels); repeat for several
             passes.
+        cluster (NAME): Machines of a job that was recorded in a fake world (collect --world), or a file.
         no_cache: Read the trace again and store nothing (DAYDREAM_CACHE: where).
     """
 
@@ -73,6 +74,7 @@ class TraceRequest:
     handles: str | None = None
     capture: str | None = None
     counters: tuple[str, ...] = ()
+    cluster: str | None = None
     no_cache: bool = False
 
     @property
@@ -95,6 +97,7 @@ class TraceRequest:
             "--steps": self.steps,
             "--handles": self.handles,
             "--capture": self.capture,
+            "--cluster": self.cluster,
         }
         words = [
             word for flag, value in given.items() if value is not None for word in (flag, value)
@@ -105,7 +108,18 @@ class TraceRequest:
             *(word for file in self.counters for word in ("--counters", file)),
         ]
 
-    def load(
+    def load(self, progress: Progress, **how: Any) -> Trace:
+        """Return the trace as `read` does, on the cluster that was named."""
+        trace = self.read(progress, **how)
+        if self.cluster is not None:
+            if "fake_world" not in trace.metadata:
+                raise usage_error(
+                    "--cluster goes with a trace of a fake world (daydream collect --world)"
+                )
+            trace.metadata["fake_world"]["cluster"] = self.cluster
+        return trace
+
+    def read(
         self, progress: Progress, *, keep: bool = True, typical: bool = False, **how: Any
     ) -> Trace:
         """Return the trace, from the user's cache if it is there, which `keep` allows.
@@ -144,7 +158,7 @@ class TraceRequest:
             and self.max_unpacked is None
             and len(self.traces) == 1
         ):
-            entry = cache_entry(self.trace, self.step_marker, self.steps)
+            entry = cache_entry(self.trace, self.step_marker, f"{self.steps} {self.cluster}")
         if entry is not None:
             from daydream.trace.cached_trace import cached_trace
 

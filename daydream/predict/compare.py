@@ -21,6 +21,7 @@ from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
+from daydream.trace.recorded_time import in_fake_world
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -384,6 +385,11 @@ def _notes(found: Difference) -> list[str]:
             f"{side.name}: {run}"
             for side in sides
             if (run := side.graph.recorded.metadata.get("typical_run"))
+        ),
+        *(
+            f"{side.name} is of {fake}: collectives take no time in its recorded steps."
+            for side in sides
+            if (fake := in_fake_world(side.graph.recorded))
         ),
         not same
         and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 Source = Trace | str | os.PathLike[str]
 LEAST_SHARE, LARGEST_SHARE = 0.01, 0.6  # of the busiest thread's time: a typical cost that counts
 APART = 0.05  # typical and mean step: further apart both are said
+NETWORK_ERROR = (
+    0.25  # of communication that the step waits for: how far a cluster's model may be off
+)
 START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (
     DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
@@ -365,13 +368,17 @@ def as_replay(source: Source | Graph | Replay) -> Replay:
 
 
 def replay(
-    source: Source | Graph, *, table: KernelTable | str | os.PathLike[str] | None = None
+    source: Source | Graph,
+    *,
+    table: KernelTable | str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
 ) -> Replay:
     """Return the simulation of an unchanged trace, compared with what was measured.
 
     It decides which step predictions are about: see `Replay.basis`. `table` holds measured times of kernels
     or operators, or is the file of them (`daydream calibrate` writes one): predictions from this replay use
-    them where they can.
+    them where they can. `cluster` names the machines of a job of which one rank was recorded in a fake world;
+    the trace keeps it.
 
     Returns:
         A `Replay`: measured and replayed time of each step, in ns, and their difference.
@@ -390,9 +397,44 @@ def replay(
 
             trace = load(trace, steps=TYPICAL)  # of a long recording its typical steps
         found = _of_trace(trace)
+    if world := found.graph.recorded.metadata.get("fake_world"):
+        world["cluster"] = cluster or world.get("cluster")
+        found = _in_fake_world(found)
     for graph in (found.graph, found.recording.graph):
         give_table(graph, table)
     return found
+
+
+def _in_fake_world(found: Replay) -> Replay:
+    """Return the step of a job of which one rank was recorded, with its collectives as a cluster runs them.
+
+    `steps` stay those of the recording, where collectives took no time.
+    """
+    from daydream.costs.network import fake_world  # of few traces
+
+    machines = fake_world.cluster_of_world(found.graph.recorded)
+    recording = found.recording
+    graphs = [fake_world.on_cluster(each.graph, machines) for each in (recording, found)]
+    recorded, timed = map(settle, graphs)
+    silent_ns = settle(fake_world.on_cluster(found.graph, None)).step_ns
+    exposed_ns = max(timed.step_ns - silent_ns, 0)
+    said = (
+        f"{exposed_ns / 1e6:,.3f} of {timed.step_ns / 1e6:,.3f} ms per step wait for collectives, whose times are "
+        f"a model's. {machines.describe()}"
+    )
+    return replace(
+        found,
+        graph=graphs[1],
+        settled=timed,
+        recorded=replace(recording, graph=graphs[0], settled=recorded),
+        basis=ESTIMATED,
+        basis_measured_ns=None,
+        basis_typical_measured_ns=None,
+        basis_error=None,
+        spread=max(found.spread, NETWORK_ERROR * exposed_ns / max(timed.step_ns, 1)),
+        said=[*found.said, said],
+        parts=None,
+    )
 
 
 def _of_trace(trace: Trace) -> Replay:

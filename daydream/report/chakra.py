@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,12 +91,6 @@ class Dependency(NamedTuple):
 Kept = dict[tuple[int, bool, bool], Dependency]
 
 
-def _keep_longest(kept: Kept, one: Dependency) -> None:
-    key = one.source, one.from_start, one.cause == Cause.LANE
-    if key not in kept or kept[key].latency_ns < one.latency_ns:
-        kept[key] = one
-
-
 def write_chakra(
     path: str | os.PathLike[str], timeline: Timeline, *, force: bool = False
 ) -> Written:
@@ -119,22 +114,22 @@ def write_chakra(
     groups = [stem.with_name(f"{stem.name}.groups.json")] if known else []
     for file in (*names, *groups):
         refuse_to_replace(file, force=force)
+
+    def fill(temporary: str, rank: int) -> None:
+        from google.protobuf.proto import serialize_length_prefixed
+
+        with open(temporary, "wb") as file:
+            for message in chain([head], nodes.messages(rank)):
+                serialize_length_prefixed(message, file)
+
+    head = message_class("GlobalMetadata")(version=SCHEMA)
+    _add_attributes(head, {"generator": "daydream", "makespan_ns": nodes.span_ns})
     for rank, file in zip(nodes.ranks, names, strict=True):
-        write_whole(file, partial(_fill, nodes=nodes, rank=rank), force=force)
+        write_whole(file, partial(fill, rank=rank), force=force)
     table = {number: list(map(nodes.ranks.index, ranks)) for number, ranks in known.items()}
     for file in groups:
         write_whole(file, lambda at: Path(at).write_text(json.dumps(table)), force=force)
     return Written([*names, *groups], nodes.notes())
-
-
-def _fill(temporary: str, *, nodes: _Nodes, rank: int) -> None:
-    from google.protobuf.proto import serialize_length_prefixed
-
-    head = message_class("GlobalMetadata")(version=SCHEMA)
-    _add_attributes(head, {"generator": "daydream", "makespan_ns": nodes.span_ns})
-    with open(temporary, "wb") as file:
-        for message in chain([head], nodes.messages(rank)):
-            serialize_length_prefixed(message, file)
 
 
 class _Nodes:
@@ -144,6 +139,7 @@ class _Nodes:
         self.timeline = timeline
         self.lanes = timeline.graph.lanes
         self.lane = timeline.plan.lane.tolist()
+        self.rank = [self.lanes[lane].rank for lane in self.lane]
         self.task = timeline.task.tolist()
         self.after: dict[int, list[Dependency]] = {}
         self.release_ns: dict[int, int] = {}  # earliest start, where it is above 0
@@ -159,20 +155,16 @@ class _Nodes:
         self.origin = int(timeline.start_ns.min()) if len(timeline.start_ns) else 0
         ends = timeline.end_ns[self.entries]
         self.span_ns = int(ends.max()) - self.origin if len(ends) else 0
-        self.ranks = sorted({self._rank(entry) for entry in self.entries}) or [0]
+        self.ranks = sorted({self.rank[entry] for entry in self.entries}) or [0]
         tasks = timeline.task[self.entries]
         texts = [timeline.graph.column(name, tasks).tolist() for name in COLUMNS]
         self.about = dict(zip(self.entries, zip(*texts, strict=True), strict=True))
         kind = timeline.graph.columns["kind"][tasks] == COLLECTIVE
         members = np.array(self.entries, np.int64)[kind].tolist()
         self.group = self._groups(members)
-        known = [each for each in members if self.about[each][4] in COMM_TYPES]
-        self.known = set(known)
-        self.unknown = len(members) - len(known)
-        self.unsized = sum(self.about[each][5] < 0 for each in known)
-
-    def _rank(self, entry: int) -> int:
-        return self.lanes[self.lane[entry]].rank
+        self.known = {each for each in members if self.about[each][4] in COMM_TYPES}
+        self.unknown = len(members) - len(self.known)
+        self.unsized = sum(self.about[each][5] < 0 for each in self.known)
 
     def _joints(self, chosen: np.ndarray, name: str, kind: int) -> set[int]:
         """Return the entries of that name and kind that take no time."""
@@ -186,57 +178,57 @@ class _Nodes:
 
     def _resolve(self, chosen: np.ndarray, arrivals: set[int], hubs: set[int]) -> None:
         """Find what each entry waits for on its own rank; of causes of one kind the longest latency counts."""
+        plan = self.timeline.plan
+        order = chosen[np.lexsort((chosen, self.timeline.start_ns[chosen], plan.lane[chosen]))]
+        before = plan.before_on_lane(order).tolist()
+        pointers, releases = plan.edge_ptr.tolist(), plan.release_ns.tolist()
+        columns = plan.edge_src, plan.edge_from_start, plan.edge_cause, plan.edge_latency_ns
+        edges = list(map(Dependency, *(column.tolist() for column in columns)))
+        kind = self.timeline.graph.columns["kind"]
         hub_of: dict[int, int] = {}  # arrival -> the task that joins it with others
         arrival_of: dict[int, int] = {}  # transfer -> its arrival
-        for entry, release, given in self._given(chosen):
+        for entry in chosen.tolist():
+            given = edges[pointers[entry] : pointers[entry + 1]]
+            if before[entry] >= 0:  # the lane's order comes last
+                given.append(Dependency(before[entry], False, int(Cause.LANE), 0))
             kept: Kept = {}
-            earliest = release
+            earliest = releases[entry]
             for each in given:
                 source = each.source
+                waits: list[Dependency] = []
                 if entry in hubs:
                     hub_of[source] = self.task[entry]
                     self.left_out += source not in arrivals | hubs
                 elif source in hubs:
                     self.collective[entry] = self.task[source]
                     self.peers.add(entry)
-                elif self._rank(source) != self._rank(entry):
+                elif self.rank[source] != self.rank[entry]:
                     self.left_out += 1
                 elif source in arrivals:
                     arrival_of[entry] = source
-                    earliest = max(earliest, self.release_ns.get(source, 0) + each.latency_ns)
-                    for one in self.after[source]:
-                        _keep_longest(
-                            kept, one._replace(latency_ns=one.latency_ns + each.latency_ns)
-                        )
+                    later = each.latency_ns
+                    earliest = max(earliest, self.release_ns.get(source, 0) + later)
+                    waits = [
+                        one._replace(latency_ns=one.latency_ns + later)
+                        for one in self.after[source]
+                    ]
                 else:
-                    _keep_longest(kept, each)
+                    waits = [each]
+                for one in waits:
+                    key = one.source, one.from_start, one.cause == Cause.LANE
+                    kept[key] = max(kept.get(key, one), one, key=attrgetter("latency_ns"))
             self.after[entry] = list(kept.values())
             if earliest > 0:
                 self.release_ns[entry] = earliest
-        kind = self.timeline.graph.columns["kind"]
         for entry, arrival in arrival_of.items():  # one that gives its data away is a member, too
             if arrival in hub_of and kind[self.task[entry]] == COLLECTIVE:
                 self.collective.setdefault(entry, hub_of[arrival])
-
-    def _given(self, chosen: np.ndarray) -> Iterator[tuple[int, int, list[Dependency]]]:
-        """Yield each entry with its earliest start and its causes as simulated, the lane's order last."""
-        plan = self.timeline.plan
-        order = chosen[np.lexsort((chosen, self.timeline.start_ns[chosen], plan.lane[chosen]))]
-        before = plan.before_on_lane(order).tolist()
-        pointers = plan.edge_ptr.tolist()
-        columns = plan.edge_src, plan.edge_from_start, plan.edge_cause, plan.edge_latency_ns
-        edges = list(map(Dependency, *(column.tolist() for column in columns)))
-        for entry in chosen.tolist():
-            given = edges[pointers[entry] : pointers[entry + 1]]
-            if before[entry] >= 0:
-                given.append(Dependency(before[entry], False, int(Cause.LANE), 0))
-            yield entry, int(plan.release_ns[entry]), given
 
     def _groups(self, members: list[int]) -> dict[int, int]:
         """Number the groups of collectives: by who met, in a trace of one rank by the groups' names."""
         together: dict[int, set[int]] = {}
         for entry, joined in self.collective.items():
-            together.setdefault(joined, set()).add(self._rank(entry))
+            together.setdefault(joined, set()).add(self.rank[entry])
         texts = {entry: self.about[entry][6] for entry in members}
         only = len({text for text in texts.values() if text is not None}) < 2
         keys: dict[int, tuple[int, ...] | str] = {}
@@ -254,10 +246,10 @@ class _Nodes:
 
     def messages(self, rank: int) -> Iterator[Any]:
         """Yield a rank's nodes as messages of the schema, causes before what they cause."""
-        graph = self.timeline.graph
+        graph, gaps = self.timeline.graph, self.timeline.plan.gap_ns
         columns = graph.columns
         for entry in self.entries:
-            if self._rank(entry) != rank:
+            if self.rank[entry] != rank:
                 continue
             of = self.task[entry]
             name, phase, op, layer, *_ = self.about[entry]
@@ -269,30 +261,21 @@ class _Nodes:
                 "phase": phase,
                 "step": graph.steps[step]["name"] if 0 <= step < len(graph.steps) else None,
             }
-            start, end = (
-                int(times[entry]) - self.origin
-                for times in (self.timeline.start_ns, self.timeline.end_ns)
-            )
+            start = int(self.timeline.start_ns[entry]) - self.origin
+            end = int(self.timeline.end_ns[entry]) - self.origin
             sort = COMM_COLL_NODE if entry in self.known else COMP_NODE
-            after = [self._number(each) for each in self.after[entry]]
-            own = {
-                **about,
-                "kind": KINDS[kind],
-                "op": op,
-                "layer": layer,
-                **self._waits(entry),
-            }
+            after = []
+            for each in self.after[
+                entry
+            ]:  # in the order of a lane it is the gap, where there is one
+                behind = each.cause == Cause.LANE and gaps[each.source] > 0
+                after.append(node_of(self.task[each.source]) + int(behind))
+            own = {**about, "kind": KINDS[kind], "op": op, "layer": layer, **self._waits(entry)}
             yield _node(node_of(of), name, sort, after, start, end, own)
-            gap = int(self.timeline.plan.gap_ns[entry])
-            if gap > 0:
-                own = {**about, "kind": "gap"}
-                after = [node_of(of)]
-                yield _node(after[0] + 1, GAP_NAME, COMP_NODE, after, end, end + gap, own)
-
-    def _number(self, cause: Dependency) -> int:
-        """Return the node that a cause is about: in the order of a lane the gap, where there is one."""
-        behind = cause.cause == Cause.LANE and self.timeline.plan.gap_ns[cause.source] > 0
-        return node_of(self.task[cause.source]) + int(behind)
+            if gaps[entry] > 0:
+                own, after = {**about, "kind": "gap"}, [node_of(of)]
+                until = end + int(gaps[entry])
+                yield _node(after[0] + 1, GAP_NAME, COMP_NODE, after, end, until, own)
 
     def _waits(self, entry: int) -> dict[str, Any]:
         """Return what tells how an entry's causes count, and what its collective is."""
@@ -337,13 +320,7 @@ def _node(
     times = {"start_time_micros": begin, "duration_micros": (end + 500) // 1000 - begin}
     # On one line; what is no Unicode (half of a surrogate pair) becomes `?`.
     bare = " ".join(name.split()).encode("utf-8", "replace").decode()
-    node = message_class("Node")(
-        id=number,
-        name=bare,
-        type=sort,
-        data_deps=after,
-        **times,
-    )
+    node = message_class("Node")(id=number, name=bare, type=sort, data_deps=after, **times)
     _add_attributes(node, {**about, "start_ns": start, "duration_ns": end - start})
     return node
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from daydream.errors import DaydreamError
+from daydream.text import meant
 from daydream.trace.memory_events import COLUMNS, MAY_BE_UNKNOWN, MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN
 
@@ -212,11 +212,8 @@ def tool(cls: Class) -> Class:
     own = [each for each in dir(cls) if each.startswith("on_")]
     for each in own:
         if each not in KNOWN:
-            near = difflib.get_close_matches(each, KNOWN, 1)
-            meant = (
-                f"did you mean {near[0]}?" if near else f"callbacks are {', '.join(sorted(KNOWN))}"
-            )
-            raise ToolError(f"{name} has {each}, which is no callback; {meant}")
+            hint = meant(each, KNOWN, f"Callbacks are {', '.join(sorted(KNOWN))}.")
+            raise ToolError(f"{name} has {each}, which is no callback. {hint}")
     if not own:
         raise ToolError(f"{name} has no callback, such as on_kernel(self, kernel)")
     if not callable(getattr(cls, "result", None)):

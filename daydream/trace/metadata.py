@@ -152,6 +152,14 @@ class ProcessGroup(Struct):
     description: str = ""
 
 
+class FakeWorld(Struct):
+    """The job of which one rank ran, in a world of ranks that do not exist, and the cluster it is meant for."""
+
+    world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)]
+    rank: Rank
+    cluster: str | None = None
+
+
 class Alignment(Struct):
     """How the ranks' clocks were brought together."""
 
@@ -278,6 +286,7 @@ class Metadata(Struct):
     versions: dict[str, str] = {}
     devices: list[Device] = []
     groups: list[ProcessGroup] = []
+    fake_world: FakeWorld | None = None
     alignment: Alignment | None = None
     threads: Number | None = None
     phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0

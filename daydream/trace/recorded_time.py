@@ -78,9 +78,30 @@ def whole_recording(trace: Trace | None) -> list[str]:
 def silent_ranks(trace: Trace) -> int:
     """Return how many ranks a job has whose collectives the trace of one calls but does not hold, else 0."""
     ranks = trace.metadata.get("world_size") or 0
-    if ranks < 2 or trace.is_kind("collective").any():
+    if ranks < 2 or "fake_world" in trace.metadata or trace.is_kind("collective").any():
         return 0
     return ranks if any(map(COMMUNICATES.search, trace.text("name"))) else 0
+
+
+def in_fake_world(trace: Trace) -> str | None:
+    """Return which rank of a fake world a trace is of, in words; None for others."""
+    world = trace.metadata.get("fake_world")
+    return world and f"rank {world['rank']} of {world['world_size']:,} in a fake world"
+
+
+def shared_already(trace: Trace) -> str | None:
+    """Return why a trace is not of a whole job on one GPU: of one of several ranks, its share is recorded."""
+    if fake := in_fake_world(trace):
+        return (
+            f"the trace is of {fake}, which share the work already; record another world instead: "
+            "daydream collect --world N SCRIPT"
+        )
+    if ranks := silent_ranks(trace):
+        return (
+            f"the trace is of one of {ranks:,} ranks, which share the work already, and holds none of their "
+            "collectives; ask it of a trace of one GPU alone"
+        )
+    return None
 
 
 def recorded_time(trace: Trace) -> RecordedTime | None:

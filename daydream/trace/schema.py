@@ -79,6 +79,8 @@ FIELDS: dict[str, Field] = {
     "collective": Field("text", "collective operation: all_reduce, all_to_all, ..."),
     "elements": Field("int64", "elements of a collective"),
     "group": Field("text", "process group of a collective"),
+    "peer": Field("int32", "of a message the other rank, of a collective with a root the root"),
+    "asynchronous": Field("int32", "1 where the program goes on while a collective runs, else 0"),
     "graph_id": Field("int64", "CUDA graph a kernel belongs to"),
     "graph_node": Field("int64", "node of that graph"),
     "handle": Field(

@@ -241,23 +241,16 @@ def chosen_steps(
 
     Raises `TraceError` if no step is in the range.
     """
+    run: TypicalRun | None = None
     if steps != TYPICAL:
-        return choose(metadata, StepRange.parse(steps))
-    run = None if with_memory else typical_run(metadata, rows)
-    return None if run is None else choose(metadata, StepRange(run.first, run.end), run)
-
-
-def choose(
-    metadata: Mapping[str, Any], wanted: StepRange, typical: TypicalRun | None = None
-) -> Chosen | None:
-    """Return what is kept of a trace with this metadata, which has been checked; None if that is all.
-
-    `typical` is the run that the range is, where nobody asked for it.
-
-    Raises `TraceError` if no step is in the range.
-    """
-    steps: Sequence[Mapping[str, Any]] = metadata.get("steps", [])
-    by_rank = steps_by_rank(steps)
+        wanted = StepRange.parse(steps)
+    else:
+        run = None if with_memory else typical_run(metadata, rows)
+        if run is None:
+            return None
+        wanted = StepRange(run.first, run.end)
+    every: Sequence[Mapping[str, Any]] = metadata.get("steps", [])
+    by_rank = steps_by_rank(every)
     numbers: list[int] = []
     before: list[int] = []
     windows: dict[int, Window] = {}
@@ -268,8 +261,8 @@ def choose(
         at = mine.index(inside[0])
         lead = mine[at - 1 : at] if at else []
         kept = [*lead, *inside]
-        begin = int(steps[kept[0]]["start_ns"]) if kept[0] != mine[0] else ALWAYS.min
-        end = max(int(steps[number]["end_ns"]) for number in kept) + 1
+        begin = int(every[kept[0]]["start_ns"]) if kept[0] != mine[0] else ALWAYS.min
+        end = max(int(every[number]["end_ns"]) for number in kept) + 1
         windows[rank] = Window(begin, end if kept[-1] != mine[-1] else ALWAYS.max)
         numbers += kept
         before += lead
@@ -279,41 +272,28 @@ def choose(
         raise TraceError(
             f"it has none of the steps {wanted}, as there are {held}; ask for some of these"
         )
-    if len(numbers) == len(steps) and not before:
+    if len(numbers) == len(every) and not before:
         return None
     numbers.sort()
-    about = _metadata(metadata, wanted, numbers, set(before), typical)
-    return Chosen(np.array(numbers), windows, about)
-
-
-def _metadata(
-    metadata: Mapping[str, Any],
-    wanted: StepRange,
-    numbers: Sequence[int],
-    before: set[int],
-    typical: TypicalRun | None,
-) -> dict[str, Any]:
-    steps = metadata["steps"]
     found = _without_memory(metadata)
     if "ranks" in found:
         found["ranks"] = [_without_memory(rank) for rank in found["ranks"]]
     found["steps"] = [
-        {**steps[number], "covered": False, "why_not": BEFORE}
+        {**every[number], "covered": False, "why_not": BEFORE}
         if number in before
-        else dict(steps[number])
+        else dict(every[number])
         for number in numbers
     ]
-    if typical is not None:
-        found["notes"] = [*metadata.get("notes", []), typical.note]
-        return found | {"typical_run": typical.note}
-    asked = len(numbers) - len(before)
-    note = (
-        f"Only the {asked} steps {wanted} of {len(steps)} were read, and no memory events: what lies outside "
-        "is not known here."
-    )
+    if run is not None:
+        note = found["typical_run"] = run.note
+    else:
+        found["steps_read"] = str(wanted)
+        note = (
+            f"Only the {len(numbers) - len(before)} steps {wanted} of {len(every)} were read, and no memory "
+            "events: what lies outside is not known here."
+        )
     found["notes"] = [*metadata.get("notes", []), note]
-    found["steps_read"] = str(wanted)
-    return found
+    return Chosen(np.array(numbers), windows, found)
 
 
 def _without_memory(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,8 +158,16 @@ def _read(
         raise TraceError(
             f"{path}: it has the column {twice!r} twice; one was needed. {IMPORT_AGAIN}"
         )
-    chosen = _chosen(path, file, metadata, steps) if {ROW, "step"} <= set(given) else None
-    if (size := file.metadata.num_rows * len(names) * 8) > most:
+    chosen: Chosen | None = None
+    rows = file.metadata.num_rows
+    can = {ROW, "step"} <= set(given) and (steps != TYPICAL or is_long(rows))
+    if can and steps is not None:
+        if mistake := mistake_in(metadata):
+            raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
+        with _naming(path, ""):
+            with_memory = not MEMORY_FIELDS.keys().isdisjoint(given)
+            chosen = chosen_steps(metadata, steps, rows, with_memory=with_memory)
+    if (size := rows * len(names) * 8) > most:
         raise TraceError(too_large(path, f"{size:,}", most))
     if chosen is None:
         table = file.read(names, use_threads=False)
@@ -191,25 +199,20 @@ def _read(
 def _memory(columns: Columns, texts: Texts) -> MemoryEvents | None:
     """Take the memory events out of the rows, behind which they lie. Raises `TraceError` if they do not."""
     kinds = texts.get("kind", [])
-    fields = {name: columns.pop(name, None) for name in MEMORY_FIELDS}
-    if MEMORY not in kinds:
-        return None
-    code = kinds.index(MEMORY)
-    rows = columns["kind"] == code
-    first = len(rows) - int(rows.sum())
-    if not rows[first:].all() or kinds.count(MEMORY) > 1 or code < len(kinds) - 1:
-        raise TraceError("its memory events are not its last rows")
-    kinds.pop()
-    fields |= {
-        name: columns.get(IN_A_FILE.get(name, name)) for name in COLUMNS if name not in fields
-    }
-    fields["bytes"] = fields.pop("memory_bytes")
-    memory = {name: column[first:] for name, column in fields.items() if column is not None}
+    first = rows = len(next(iter(columns.values()), ()))
+    if MEMORY in kinds:
+        events = columns["kind"] == kinds.index(MEMORY)
+        first -= int(events.sum())
+        if kinds.pop() != MEMORY or MEMORY in kinds or not events[first:].all():
+            raise TraceError("its memory events are not its last rows")
+    given = {name: columns.get(IN_A_FILE.get(name, name)) for name in COLUMNS}
+    memory = {name: column[first:] for name, column in given.items() if column is not None}
     for name, column in list(columns.items()):
         columns[name] = column[:first]
-        if (columns[name] == IN_FILE[name].null).all() and name != "kind":
+        unknown = first < rows and (column[:first] == IN_FILE[name].null).all()
+        if name in MEMORY_FIELDS or (unknown and name != "kind"):
             del columns[name]
-    return MemoryEvents(memory) if first < len(rows) else None
+    return MemoryEvents(memory) if first < rows else None
 
 
 # As Kineto names what CUPTI records of them (CUpti_ActivitySynchronizationType). No kernel has such a name.
@@ -254,21 +257,18 @@ def of_schema_1(
     try:
         source = pa.BufferReader(base64.b64decode(text, validate=True))
         with ParquetFile(source, pre_buffer=False) as file:
-            given = file.schema_arrow
-            held = [name for name in given.names if name in COLUMNS]
-            if len(set(held)) < len(held):
-                raise TraceError("its memory events have a column twice")
+            given = [name for name in file.schema_arrow.names if name in COLUMNS]
             if (size := file.metadata.num_rows * len(COLUMNS) * 8) > most_bytes:
                 raise TraceError(
                     f"its memory events take {size:,} bytes, more than its size allows"
                 )
-            if any(given.field(name).type != pa.int64() for name in held):
-                raise TraceError("its memory events hold no integers")
-            table = file.read(held, use_threads=False).combine_chunks()
+            table = file.read(given, use_threads=False).combine_chunks()
     except (OSError, pa.ArrowException, binascii.Error, UnicodeDecodeError, OverflowError):
         raise TraceError("its memory events cannot be read") from None
     events = {}
-    for name in held:
+    for name in given:
+        if given.count(name) > 1 or table.field(name).type != pa.int64():
+            raise TraceError("its memory events are not columns of integers, each once")
         column = table.column(name)
         if column.null_count:
             raise TraceError(f"the column {name!r} of its memory events has holes")
@@ -316,21 +316,6 @@ def _naming(path: StrPath, advice: str = f". {IMPORT_AGAIN}") -> Iterator[None]:
         yield
     except (TraceError, HandleError) as error:
         raise TraceError(f"{path}: {error}{advice}") from None
-
-
-def _chosen(
-    path: StrPath, file: ParquetFile, metadata: Document, steps: str | None
-) -> Chosen | None:
-    """Return what is kept of a trace; None if that is all of it."""
-    rows = file.metadata.num_rows
-    with_memory = not MEMORY_FIELDS.keys().isdisjoint(file.schema_arrow.names)
-    if steps is None or (steps == TYPICAL and not is_long(rows)):
-        return None
-    mistake = mistake_in(metadata)
-    if mistake is not None:
-        raise TraceError(f"{path}: {mistake}. {IMPORT_AGAIN}")
-    with _naming(path, ""):
-        return chosen_steps(metadata, steps, rows, with_memory=with_memory)
 
 
 def _metadata(path: StrPath, raw: Mapping[bytes, bytes] | None) -> Document:

@@ -18,7 +18,7 @@ from daydream.costs.device.measured import KernelTable, give_table
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
-from daydream.trace.recorded_time import silent_ranks
+from daydream.trace.recorded_time import shared_already
 from daydream.transforms.registry import Optimization, Option, Options, describe, find
 from daydream.transforms.stages import OWN, PARALLEL
 
@@ -165,11 +165,8 @@ def apply(
     answers = getattr(graph.times, "answers", 0)
     for optimization in in_order(optimizations)[begun:]:
         before = graph.version
-        if optimization.stage == PARALLEL and (ranks := silent_ranks(graph.recorded)):
-            raise NotApplicableError(
-                f"the trace is of one of {ranks:,} ranks, which share the work already, and holds none of their "
-                "collectives; ask it of a trace of one GPU alone"
-            )
+        if optimization.stage == PARALLEL and (reason := shared_already(graph.recorded)):
+            raise NotApplicableError(reason)
         try:
             with _running(optimization):
                 optimization.function(graph, **chosen[optimization.name])

@@ -55,7 +55,7 @@ BAD_TRACES = {  # a file, what it holds or what makes it, and what is said
     "timeline.json.gz": (own_timeline, "timeline.json.gz is a timeline that daydream wrote"),
     "empty.parquet": (b"", "empty.parquet is not a parquet file: it is empty"),
     "foreign.parquet": (foreign_parquet, "daydream did not write it"),
-    "newer.parquet": (newer_parquet, "has schema 99; this version reads up to 1. Upgrade daydream."),
+    "newer.parquet": (newer_parquet, "has schema 99; this version reads up to 2. Upgrade daydream."),
     "cut.parquet": (first("step.parquet", 5_000), "cut.parquet"),
 }
 

@@ -26,6 +26,21 @@ def test_a_report_ranks_what_ifs_unless_told_not_to(ask, folder, command):
     assert "Ranked what-ifs" not in (folder / "report.html").read_text("utf-8")
 
 
+def test_a_page_is_opened_before_its_changes_are_ranked(ask, folder, monkeypatch):
+    opened = []
+    page = folder / "step.html"
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append((url, page.read_text("utf-8"))))
+
+    done = ask("report step.parquet --open")
+    assert [url for url, _ in opened] == [page.as_uri()]
+    assert "Ranked what-ifs" not in opened[0][1]
+    assert "Ranked what-ifs" in page.read_text("utf-8")
+    assert done.err.endswith("reload it in the browser: changes are ranked now\n")
+    assert ask("report step.parquet --open").code == 1  # it exists
+    again = ask("report step.parquet --open --force --no-ranking")
+    assert (len(opened), "reload" in again.err) == (2, False)
+
+
 def test_report_and_timeline_can_be_asked_for_at_once(ask, folder):
     done = ask("replay --trace step.parquet --html report.html -o lines.json")
 

@@ -27,11 +27,19 @@ def test_no_option_of_an_optimization_is_hidden_by_one_of_every_what_if():
     from daydream.cli.whatif import whatif
     from daydream.transforms.registry import find, names
 
-    taken = {flag for parameter in whatif.params for flag in parameter.opts}
+    taken = {flag for parameter in whatif.params for flag in parameter.opts if flag != "--cluster"}
     hidden = [
         f"{name} {option.flag}" for name in names() for option in find(name).options if option.flag in taken
     ]
     assert hidden == []
+
+
+def test_cluster_is_of_the_trace_where_the_optimization_has_no_such_option(ask):
+    own = ask("whatif ddp --gradient-mb 10 --workers 8 --cluster dgx-a100 step.parquet --json")
+    of_trace = ask("whatif amp --cluster dgx-a100 step.parquet")
+
+    assert options_of(own)["cluster"] == "dgx-a100"
+    assert "--cluster goes with a trace of a fake world" in of_trace.err
 
 
 def options_of(done):

@@ -188,7 +188,7 @@ def test_tools_that_ship_on_a_trace_worked_by_hand(trace: daydream.Trace) -> Non
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def on_kernal(self, k): pass\n    def result(self): return {}", "did you mean on_kernel"),
+        ("def on_kernal(self, k): pass\n    def result(self): return {}", "Did you mean 'on_kernel'"),
         ("def result(self): return {}", "has no callback"),
         ("def on_kernel(self, k): pass", "has no result(self)"),
         ("def on_kernel(self, k): k.name.nothing\n    def result(self): return {}", "mine.py, line 5"),

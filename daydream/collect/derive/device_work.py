@@ -25,50 +25,24 @@ from daydream.text import counted
 from daydream.trace.schema import DEVICE_KINDS, ITEM_BYTES, UNKNOWN
 from daydream.trace.valid import LARGEST_AMOUNT
 
-# Element types as torch's profiler and NCCL print them -> as torch names them.
+# What C++ calls element types, without what the libraries put around a name -> as torch names them.
 WORDS = {
     "float": "float32",
     "double": "float64",
-    "c10::half": "float16",
     "half": "float16",
-    "c10::bfloat16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "c10::float8_e4m3fn": "float8_e4m3fn",
-    "c10::float8_e5m2": "float8_e5m2",
-    "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
-    "__half": "float16",
-    "__half2": "float16",
-    "half_t": "float16",
-    "cutlass::half_t": "float16",
-    "__nv_bfloat16": "bfloat16",
-    "hip_bfloat16": "bfloat16",
-    "bfloat16_t": "bfloat16",
-    "cutlass::bfloat16_t": "bfloat16",
-    "cutlass::tfloat32_t": "float32",
-    "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-    "long int": "int64",
+    "tfloat32": "float32",
+    "complex<float>": "complex64",
+    "complex<double>": "complex128",
     "long": "int64",
     "long long": "int64",
     "int": "int32",
-    "short int": "int16",
     "short": "int16",
     "signed char": "int8",
     "char": "int8",
     "unsigned char": "uint8",
     "byte": "uint8",
-    "bool": "bool",
-    "float32": "float32",
-    "float16": "float16",
-    "float64": "float64",
-    "int64": "int64",
-    "int32": "int32",
-    "int8": "int8",
-    "uint8": "uint8",
 }
+AROUND = regex(r"^(c10::|cutlass::|__nv_|hip_|__)|(?<=half)2$|(?<=\d\d|lf)_t$| int$")
 FLOATING = ("float", "bfloat", "complex")
 WIDE = ("float32", "float64")
 
@@ -134,25 +108,29 @@ COLLECTIVE_SIGNS = (  # one of them is in each of these names, in small letters:
     "a2a",
 )
 COLLECTIVE_CALL = regex(r"^(record_param_comms$|nccl:|rccl:|gloo:|c10d::|symm_mem::)")
-COLLECTIVES = (  # in this order: the longer name first
-    ("all_to_all", regex(rf"all_?to_?all|{EXPERTS}", re.IGNORECASE)),
-    ("reduce_scatter", regex(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", regex(r"all_?reduce|cross_device_reduce", re.IGNORECASE)),
-    ("all_gather", regex(r"all_?gather", re.IGNORECASE)),
-    ("broadcast", regex(r"broadcast", re.IGNORECASE)),
-    ("barrier", regex(r"barrier", re.IGNORECASE)),
-    ("gather", regex(r"gather", re.IGNORECASE)),
-    ("scatter", regex(r"scatter", re.IGNORECASE)),
-    ("reduce", regex(r"reduce", re.IGNORECASE)),
-    ("send_recv", regex(r"send_?recv", re.IGNORECASE)),
-    ("send", regex(r"send", re.IGNORECASE)),
-    ("recv", regex(r"recv", re.IGNORECASE)),
-)
+COLLECTIVES = {  # in this order: the longer name first
+    name: regex(pattern or name.replace("_", "_?"), re.IGNORECASE)
+    for name, pattern in {
+        "all_to_all": rf"all_?to_?all|{EXPERTS}",
+        "reduce_scatter": "",
+        "all_reduce": r"all_?reduce|cross_device_reduce",
+        "all_gather": "",
+        "broadcast": "",
+        "barrier": "",
+        "gather": "",
+        "scatter": "",
+        "reduce": "",
+        "send_recv": "",
+        "send": "",
+        "recv": "",
+    }.items()
+}
 
 
 def dtype_of_word(word: str) -> str | None:
     """Return torch's name of an element type as a profiler prints it; None if it is no element type."""
-    return WORDS.get(word.strip().lower())
+    plain = AROUND.sub("", word.strip().lower())
+    return WORDS.get(plain, plain if plain in ITEM_BYTES else None)
 
 
 def dtype_of_inputs(types: Any) -> str | None:
@@ -194,7 +172,9 @@ def communicates(name: str) -> bool:
 @cache
 def collective_of_name(name: str) -> str | None:
     """Return the collective a call, kernel or argument names: all_reduce, all_to_all, ..."""
-    return next((collective for collective, pattern in COLLECTIVES if pattern.search(name)), None)
+    return next(
+        (collective for collective, pattern in COLLECTIVES.items() if pattern.search(name)), None
+    )
 
 
 def elements_of_dims(dims: Any) -> int | None:

@@ -205,14 +205,17 @@ REDUCER_RANGE = regex(  # also what sharding does around the backward pass, and 
 )
 OLD_NODE = regex(r"^[A-Z]\w*Backward\d*$|AccumulateGrad$")  # before evaluate_function ranges, 2021
 LOSS_OPERATOR = regex(r"loss\b|_loss|cross_entropy|\bkl_div|nll_|Loss")
-NAMED_RANGES = (  # what people call their ranges; `## forward ##` and `Forward` alike
-    (regex(r"^\W*(zero_?grad)\b", re.IGNORECASE), OTHER),
-    (regex(r"^\W*(optimi[sz]er|opt)([ _.]?step)?\W*$", re.IGNORECASE), OPTIMIZER),
-    (regex(r"^\W*(backward|bwd)([ _]pass)?\W*$", re.IGNORECASE), BACKWARD),
-    (regex(r"^\W*(forward|fwd)([ _]pass)?\W*$", re.IGNORECASE), FORWARD),
-    (regex(r"^\W*loss\W*$", re.IGNORECASE), LOSS),
-    (regex(r"^\W*(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", re.IGNORECASE), DATA),
-)
+NAMED_RANGES = [  # what people call their ranges; `## forward ##` and `Forward` alike
+    (regex(rf"^\W*{pattern}", re.IGNORECASE), phase)
+    for pattern, phase in (
+        (r"(zero_?grad)\b", OTHER),
+        (r"(optimi[sz]er|opt)([ _.]?step)?\W*$", OPTIMIZER),
+        (r"(backward|bwd)([ _]pass)?\W*$", BACKWARD),
+        (r"(forward|fwd)([ _]pass)?\W*$", FORWARD),
+        (r"loss\W*$", LOSS),
+        (r"(data|load[ _]?data|data[ _]?load(ing|er)?)\W*$", DATA),
+    )
+]
 
 
 def find_phases(

@@ -24,7 +24,6 @@ EPOCH_NS = 10**18  # clocks beyond it count from 1970; others from when a machin
 APART_NS = (
     600_000_000_000  # clocks of one cluster agree within seconds, ranks are recorded together
 )
-ALIKE = 100  # rows that begin at the same nanosecond: no two processes do
 CHOOSE = "Give the files of one job, each rank once; if these are its ranks, name them: --ranks 0,1"
 
 
@@ -59,7 +58,8 @@ def _why_not(one: Recording, other: Recording) -> Iterator[str]:
 
 
 def _begins_alike(one: Recording, other: Recording) -> bool:
-    same = np.array_equal(one["start_ns"][:ALIKE], other["start_ns"][:ALIKE])
+    """Return whether all rows begin at the same nanoseconds: no two processes' do."""
+    same = np.array_equal(one["start_ns"], other["start_ns"])
     return EPOCH_NS < _origin(one) == _origin(other) and same
 
 
@@ -114,7 +114,7 @@ def align_ranks(trace: Trace) -> None:
     }
     if any(offsets.values()):
         uncertain = matched.uncertain
-        _move(trace, offsets)
+        move(trace, offsets)
         matched = match_collectives(trace)
         matched.uncertain = uncertain
     trace.metadata["alignment"] = {
@@ -126,7 +126,8 @@ def align_ranks(trace: Trace) -> None:
     notes += _sentences(trace, matched, offsets, ranks)
 
 
-def _move(trace: Trace, offsets: dict[int, int]) -> None:
+def move(trace: Trace, offsets: dict[int, int]) -> None:
+    """Move the times of each rank, of its rows, memory and steps, by so many ns."""
     earliest = min(
         0, *offsets.values()
     )  # the trace's origin is moved instead of any time before it

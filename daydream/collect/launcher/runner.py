@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.errors import OutputError
 from daydream.files.atomic import own_folder, try_folder_of, write_whole
 from daydream.text import counted
+from daydream.world import environment
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -68,30 +69,24 @@ def tell(folder: Path, **message: Any) -> bool:
         return False
 
 
-class Reader:
-    """Reads the messages of a folder as they come in."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / MESSAGES
-        self._read = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Return the messages that came in since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                arrived = file.read()
-        except FileNotFoundError:
-            return
-        whole = arrived[: arrived.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
+def messages(folder: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the messages of a folder as they come in, and None where there is none as yet; without an end."""
+    left = b""
+    read = 0
+    while True:
+        with contextlib.suppress(FileNotFoundError), (folder / MESSAGES).open("rb") as file:
+            file.seek(read)
+            left += file.read()
+            read = file.tell()
+        *lines, left = left.split(b"\n")
+        for line in lines:
             try:
                 message = json.loads(line)
             except ValueError:  # cut off when the disk was full
                 continue
             if isinstance(message, dict):
                 yield message
+        yield None
 
 
 FIRST_S = 10.0  # of silence; then after twice as long, and so on
@@ -211,7 +206,7 @@ class Recording:
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
     unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
-    and frees.
+    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`.
     """
 
     steps: int = 3
@@ -220,6 +215,7 @@ class Recording:
     change: dict[str, Any] | None = None
     with_stack: bool = False
     memory: bool = True
+    fake_world: dict[str, Any] | None = None
 
 
 @dataclass
@@ -245,14 +241,6 @@ def command_line(
     return [sys.executable, *launcher, *(["-m"] if module else []), target, *args]
 
 
-def isolation_flags() -> list[str]:
-    """Return the options of our own interpreter that keep PYTHONPATH or `sitecustomize` from it."""
-    flags = sys.flags
-    if flags.isolated:
-        return ["-I", *(["-S"] if flags.no_site else [])]
-    return [*(["-E"] if flags.ignore_environment else []), *(["-S"] if flags.no_site else [])]
-
-
 def collect(
     command: Sequence[str],
     output: Path,
@@ -272,8 +260,6 @@ def collect(
     try_folder_of(output)
     with own_folder("daydream-collect") as folder:
         (folder / SETTINGS).write_text(json.dumps({"name": output.name, **vars(recording)}))
-        if flags := isolation_flags():
-            say(f"the script runs without {' '.join(flags)}, which would keep daydream from it")
         run = _Run(folder, output, recording, force=force, say=say, kept=kept)
         code = run.follow(command, own_stdout=own_stdout)
         return run.result(code)
@@ -290,8 +276,10 @@ class _Run:
         self._force = force
         self._say = say
         self._kept = kept
+        world = recording.fake_world
+        self._world = environment(world["world_size"], world["rank"]) if world else {}
         self._result_waits = recording.change is not None and not recording.stop_after
-        self._messages = Reader(folder)
+        self._messages = messages(folder)
         self._root = 0  # the process that we started
         self._speaker: int | None = None  # the process whose progress is shown
         self._said = ""
@@ -311,6 +299,7 @@ class _Run:
         path = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
+            **self._world,
             VARIABLE: str(self._folder),
             "PYTHONPATH": os.pathsep.join(path),
         }
@@ -341,7 +330,7 @@ class _Run:
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _look(self) -> None:
-        for message in self._messages.new():
+        while (message := next(self._messages)) is not None:
             pid = message["pid"]
             if message["what"] == "began":
                 self._began.add(pid)
@@ -555,6 +544,7 @@ def _joined(traces: list[Trace]) -> Trace:
     import numpy as np
 
     from daydream.collect.importers import join_ranks
+    from daydream.collect.importers.ranks import move
     from daydream.trace.metadata import OF_EACH_RANK
 
     origin = min(int(trace.metadata.get("origin_ns", 0)) for trace in traces)
@@ -562,17 +552,12 @@ def _joined(traces: list[Trace]) -> Trace:
         shift = int(trace.metadata.get("origin_ns", 0)) - origin
         rank = int(trace.metadata["rank"])
         trace.columns["rank"] = np.full(len(trace), rank, np.int32)
-        trace.columns["start_ns"] = trace.columns["start_ns"] + shift
         if (memory := trace.memory) is not None:
-            trace.memory = memory.changed(
-                rank=np.full(len(memory), rank), time_ns=memory["time_ns"] + shift
-            )
-        trace.metadata["origin_ns"] = origin
+            trace.memory = memory.changed(rank=np.full(len(memory), rank))
         for step in trace.metadata["steps"]:
             step["rank"] = rank
-            for edge in ("start_ns", "end_ns", "completion_ns"):
-                if step.get(edge) is not None:
-                    step[edge] += shift
+        move(trace, {rank: shift})
+        trace.metadata["origin_ns"] = origin
     source = traces[0].metadata.get("source")
     joined = join_ranks(traces)
     joined.metadata["source"] = source  # each process named its part after the whole

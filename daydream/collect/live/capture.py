@@ -53,6 +53,7 @@ from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
+from daydream.world.rows import note_collectives
 
 
 def held_before() -> dict[str, dict[str, Any]]:
@@ -493,6 +494,7 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
                 f"cannot write what the profiler recorded to {folder.parent}; is the disk full? ({error})"
             ) from None
     recording.metadata.update(metadata)
+    note_collectives(recording)
     if len(set(recording["forward_thread"].tolist()) - {UNKNOWN, 0}) > 1:
         recording.metadata[AUTOGRAD_THREADS] = autograd_threads(profiler)
     modules = frozenset(paths.of_module.values())

@@ -112,6 +112,7 @@ class Child:
         self._folder = folder
         self._name = str(settings["name"])
         self._stop_after = bool(settings["stop_after"])
+        self._fake_world = settings.get("fake_world")
         self._pid = os.getpid()
         self._ended = False
         self._place = rank_and_world()
@@ -130,6 +131,10 @@ class Child:
 
     def attach(self) -> None:
         """Begin, and arrange for the end."""
+        if self._fake_world:
+            from daydream.world.script import make_world
+
+            make_world(self._fake_world)
         self.session.install()
         tell(self._folder, what="began")
         watch_compiler(lambda on: tell(self._folder, what="compiling", on=on))

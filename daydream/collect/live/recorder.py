@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -388,18 +389,20 @@ class Recorder:
         self.on_holding(False)
 
 
+@dataclass
 class Kept:
     """What the profiler recorded, the ranges of the steps in it, and the names of those without an update."""
 
-    def __init__(
-        self, captured: Captured, ranges: tuple[Ranges, str], skipped: set[str], hooks_ns: int
-    ) -> None:
-        self.captured = captured
-        self.ranges = ranges
-        self.skipped = skipped
-        self.hooks_ns = hooks_ns  # that our own hooks took of a step
-        self.ended = ""  # what ended the capture early
-        self.count = len(ranges[0]) - 1  # steps with a step time: the first has none before it
+    captured: Captured
+    ranges: tuple[Ranges, str]
+    skipped: set[str]
+    hooks_ns: int  # that our own hooks took of a step
+    ended: str  # what ended the capture early
+
+    @property
+    def count(self) -> int:
+        """How many steps have a step time: the first has none before it."""
+        return len(self.ranges[0]) - 1
 
     @property
     def worth(self) -> tuple[int, int]:
@@ -540,8 +543,7 @@ class Capture(Phase):
             )
             if not len(captured.recording) or not ranges[0]:
                 return
-            kept = Kept(captured, ranges, skipped, self.hooks_of_step_ns())
-            kept.ended = self._ended
+            kept = Kept(captured, ranges, skipped, self.hooks_of_step_ns(), self._ended)
             if recorder.kept is None or kept.worth > recorder.kept.worth:
                 recorder.kept = kept
 

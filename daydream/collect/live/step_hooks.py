@@ -89,8 +89,7 @@ class StepHooks:
             register_optimizer_step_post_hook(after_step),
         ]
         self._replace(torch.autograd, "backward", self._with_marker)
-        if hasattr(amp, "GradScaler"):
-            self._replace(amp.GradScaler, "step", self._with_skips)
+        self._replace(amp.GradScaler, "step", self._with_skips)
 
     def disable(self) -> None:
         """Stop calling back; safe inside a hook, where the hooks themselves cannot be removed yet."""

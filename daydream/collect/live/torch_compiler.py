@@ -50,11 +50,10 @@ def on_compilations(tell: Callable[[bool], object]) -> None:
         handler.register_end_callback(lambda *_: tell(False))
 
 
-def on_graph_breaks(tell: Callable[[str, str, Any], object]) -> None:
-    """Have a function called for each graph break: the compiled frame's id, why, and the innermost frame.
+def on_graph_breaks() -> None:
+    """Keep the graph breaks from now on: the id of the compiled frame's range, why, and the innermost frame.
 
-    The module must have been imported. The id is that of the frame's range in a recording; the frame has
-    `filename`, `lineno` and `name`, or is None. Without what it needs of torch, nothing is told.
+    The module must have been imported. Without what it needs of torch, nothing is kept.
     """
     reason: Any = getattr(sys.modules.get(DYNAMO_GRAPHS), "GraphCompileReason", None)
     noted: Any = getattr(reason, "__post_init__", None)
@@ -68,17 +67,15 @@ def on_graph_breaks(tell: Callable[[str, str, Any], object]) -> None:
 
             frame = CompileContext.current_compile_id()
             if self.graph_break and frame is not None:
-                tell(str(frame), str(self.reason), self.user_stack[-1] if self.user_stack else None)
+                _keep_break(str(frame), str(self.reason), self.user_stack[-1:])
 
     reason.__post_init__ = note
 
 
-def on_uncompiled_frames(tell: Callable[[Any, Any], object]) -> None:
-    """Have a function called for each function that the compiler gave up: the error, and the code object.
+def on_uncompiled_frames() -> None:
+    """Keep the functions that the compiler gives up from now on; they run as they are, what they call may not.
 
-    It then runs as it is, and what it calls is compiled by itself. The error has `msg`, `gb_type` and
-    `real_stack`, as far as they are known. The module must have been imported. Without what it needs of
-    torch, nothing is told.
+    The module must have been imported. Without what it needs of torch, nothing is kept.
     """
     frames: Any = sys.modules.get(DYNAMO_FRAMES)
     worded: Any = getattr(
@@ -89,7 +86,7 @@ def on_uncompiled_frames(tell: Callable[[Any, Any], object]) -> None:
 
     def word(error: Any, code: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):  # a fault of ours must not stop a compilation
-            tell(error, code)
+            _keep_uncompiled(error, code)
         return worded(error, code, *args, **kwargs)
 
     frames.format_error_msg = word
@@ -193,8 +190,8 @@ def watch_compiler(tell: Callable[[bool], object]) -> None:
     watched: dict[str, Callable[[], object]] = {
         COMPILATIONS: lambda: on_compilations(tell),
         INDUCTOR: _begin,
-        DYNAMO_GRAPHS: lambda: on_graph_breaks(_keep_break),
-        DYNAMO_FRAMES: lambda: on_uncompiled_frames(_keep_uncompiled),
+        DYNAMO_GRAPHS: on_graph_breaks,
+        DYNAMO_FRAMES: on_uncompiled_frames,
     }
     for module, act in watched.items():
         if module in sys.modules:
@@ -217,24 +214,28 @@ UNSAFE_VIEW = "aten::_unsafe_view"  # a view, though its operator does not say s
 LACKING = "This torch keeps no provenance of compiled kernels: they have no operators and layers."
 
 
-def _keep_break(region: str, reason: str, frame: Any) -> None:
+def _keep_break(region: str, reason: str, stack: Any) -> None:
     if len(_breaks) >= MOST_BREAKS or any(one["region"] == region for one in _breaks):
         return
-    place = None if frame is None else _place(frame.filename, frame.lineno, frame.name)
-    _breaks.append({"region": region, "reason": _first_line(reason), "source": place})
+    _breaks.append({"region": region, "reason": _first_line(reason), "source": _innermost(stack)})
 
 
 def _keep_uncompiled(error: Any, code: Any) -> None:
     source = _place(code.co_filename, code.co_firstlineno, code.co_name)
     if len(_uncompiled) >= MOST_BREAKS or source in _uncompiled:
         return
-    stack = list(getattr(error, "real_stack", None) or [])
-    at = _place(stack[-1].filename, stack[-1].lineno, stack[-1].name) if stack else None
+    at = _innermost(getattr(error, "real_stack", None))
     reason = _first_line(getattr(error, "msg", "") or error)
     sort = getattr(error, "gb_type", "")
     if sort and sort != reason:
         reason = f"{sort} ({reason})"[:LONGEST]
     _uncompiled[source] = {"source": source, "reason": reason, "at": at}
+
+
+def _innermost(stack: Any) -> str | None:
+    """Return file, line and function of a stack's last frame; None if it has none."""
+    frames = [(each.filename, each.lineno, each.name) for each in stack or ()]
+    return _place(*frames[-1]) if frames else None
 
 
 def _place(file: str, line: int, function: str) -> str:

@@ -22,8 +22,6 @@ ALL_THREADS = "profile_all_threads"  # with it, torch up to 2.13 records no memo
 
 KINETO_LOG = "KINETO_LOG_LEVEL"
 
-Undo = Callable[[], None]
-
 
 def profiler_config(*, memory: bool) -> Any:
     """Return the profiler's experimental settings with the flags this torch knows; None if it has none.
@@ -105,41 +103,6 @@ def let_go(profiler: Any) -> None:
     profiler.profiler = None
 
 
-def watch_profilers(on_start: Callable[[Any], None], on_stop: Callable[[Any], None]) -> Undo:
-    """Call `on_start` before any profiler prepares itself, and `on_stop` after it has stopped.
-
-    A second profiler takes the recording from the first without an error, so they must not
-    run together. Returns what takes the watch off again.
-    """
-    from torch.autograd.profiler import profile
-
-    prepare = getattr(profile, "_prepare_trace", None)
-    leave: Callable[..., Any] = profile.__exit__
-    if prepare is None:
-        return lambda: None
-
-    def watched_prepare(self: Any) -> Any:
-        on_start(self)
-        return prepare(self)
-
-    def watched_exit(self: Any, *error: Any) -> Any:
-        try:
-            return leave(self, *error)
-        finally:
-            on_stop(self)
-
-    names = {"_prepare_trace": watched_prepare, "__exit__": watched_exit}
-    for name, function in names.items():
-        setattr(profile, name, function)
-
-    def undo() -> None:
-        for name, function in (("_prepare_trace", prepare), ("__exit__", leave)):
-            if getattr(profile, name) is names[name]:
-                setattr(profile, name, function)
-
-    return undo
-
-
 def ddp_buckets(module: Any) -> dict[str, Any]:
     """Return what a DistributedDataParallel says of its buckets: sizes in bytes, parameters in ready order.
 
@@ -164,7 +127,7 @@ class OwnProfilers:
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
-        self._unwatch: Callable[[], None] = lambda: None
+        self._replaced: list[tuple[str, Any, Any]] = []  # name, what was there, what is there
         self._not_theirs = False
         self.forget()
 
@@ -183,12 +146,38 @@ class OwnProfilers:
         return bool(self._running) or profiler_runs()
 
     def watch(self) -> None:
-        """Begin to notice starts and stops."""
-        self._unwatch = watch_profilers(self._starts, self._stopped)
+        """Begin to notice starts and stops, where this torch has the place to notice them at."""
+        from torch.autograd.profiler import profile
+
+        prepare: Any = getattr(profile, "_prepare_trace", None)
+        leave: Any = profile.__exit__
+        if prepare is None:
+            return
+
+        def watched_prepare(profiler: Any) -> Any:
+            self._starts(profiler)
+            return prepare(profiler)
+
+        def watched_exit(profiler: Any, *error: Any) -> Any:
+            try:
+                return leave(profiler, *error)
+            finally:
+                self._running = [one for one in self._running if one is not profiler]
+
+        self._replaced = [
+            ("_prepare_trace", prepare, watched_prepare),
+            ("__exit__", leave, watched_exit),
+        ]
+        for name, _, ours in self._replaced:
+            setattr(profile, name, ours)
 
     def unwatch(self) -> None:
         """Notice nothing any more."""
-        self._unwatch()
+        from torch.autograd.profiler import profile
+
+        for name, was, ours in self._replaced:
+            if getattr(profile, name) is ours:
+                setattr(profile, name, was)
         self._running = []
 
     @contextmanager
@@ -217,6 +206,3 @@ class OwnProfilers:
                 stacklevel=2,
             )
         self._on_start()
-
-    def _stopped(self, profiler: Any) -> None:
-        self._running = [one for one in self._running if one is not profiler]

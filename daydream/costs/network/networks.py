@@ -112,11 +112,13 @@ def network_of(
 
 
 def machine_of(graph: Graph) -> str:
-    """Return the name of the cluster that the trace's GPU stands in as a rule.
+    """Return the name of the cluster that a fake world is meant for, else that the trace's GPU stands in as a rule.
 
     Raises:
         NotApplicableError: the GPU is unknown, or no machine is usual for it.
     """
+    if (world := graph.recorded.metadata.get("fake_world")) and world.get("cluster"):
+        return str(world["cluster"])
     try:
         device = device_of(graph)
     except NotApplicableError:

@@ -19,6 +19,7 @@ from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.text import counted
+from daydream.trace.recorded_time import shared_already
 from daydream.trace.trace import Trace
 
 Message = tuple[str, int]  # operation, and bytes as `Cluster.time_ns` wants them
@@ -36,6 +37,8 @@ class RecordedCollectives:
     """
 
     def __init__(self, graph: Graph, cluster: str | None) -> None:
+        if "fake_world" in graph.recorded.metadata:
+            raise NotApplicableError(str(shared_already(graph.recorded)))
         sizes = group_sizes(graph.recorded)
         self.workers = sizes.get(None, 0)
         if self.workers < 2 or not len(graph.recorded):

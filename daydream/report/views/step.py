@@ -40,7 +40,7 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
 from daydream.report.views.memory import memory_line, memory_notes, recording_notes
 from daydream.text import counted
-from daydream.trace.recorded_time import whole_recording
+from daydream.trace.recorded_time import in_fake_world, whole_recording
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ def replay_figures(found: Replay) -> Figures:
 
 
 def _basis_error(found: Replay, before: str = "") -> str:
+    if fake := in_fake_world(found.graph.recorded):
+        return f"{before}{fake}, on {found.graph.recorded.metadata['fake_world']['cluster']}"
     error = found.basis_error
     return "" if error is None else f"{before}replay error {percent(error, signed=True)}"
 

@@ -1,0 +1,285 @@
+"""A process group that answers at once, with what this rank has, and notes what it was asked for.
+
+Values: an all-reduce and a broadcast leave a tensor as it is; an all-gather gives copies of this rank's part; a
+reduce-scatter, a scatter and an all-to-all give parts of what this rank put in; what is received is zero.
+Each call and each wait is a range of the profiler, with the number of its collective in the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd import _enable_record_function
+from torch.futures import Future
+
+from daydream.errors import DaydreamError
+
+CALL, WAIT = "fake:{} {}", "fake:wait {}"  # with the number of the collective
+NO_TENSOR = torch.empty(0, dtype=torch.uint8)
+
+
+class Asked(Struct):
+    """One collective that the script asked for.
+
+    Attributes:
+        operation: `all_reduce`, `all_gather`, `send`, ...
+        bytes: that this rank puts in; of a `recv` and a `scatter` that it gets.
+        elements: likewise.
+        dtype: of the elements: `float32`.
+        group: name of the group.
+        peer: the other rank of a message, or the root, in the whole world; -1 for none.
+        asynchronous: whether the script goes on without a wait.
+    """
+
+    operation: str
+    bytes: int
+    elements: int
+    dtype: str
+    group: str
+    peer: int = -1
+    asynchronous: bool = False
+
+
+ASKED: list[Asked] = []  # by their numbers, since the script began
+GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
+
+
+class Done(dist.Work):
+    """A collective that is over; a wait for it is noted."""
+
+    def __init__(self, number: int, result: Any, source: int) -> None:
+        super().__init__()
+        self._number = number
+        self._result = result
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Note the wait."""
+        del timeout
+        with torch.profiler.record_function(WAIT.format(self._number)):
+            return True
+
+    def get_future(self) -> Future[Any]:
+        """Return a future that is done. Who takes it in a backward pass (DDP) waits at the pass's end."""
+        future: Future[Any] = Future()
+        future.set_result(self._result)
+        if torch._C._current_graph_task_id() >= 0:
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        return future
+
+    def is_completed(self) -> bool:
+        """Return that it is over."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return that it went well."""
+        return True
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """Note the wait."""
+        self.wait()
+
+    def _source_rank(self) -> int:
+        return self._source
+
+
+class FakeGroup(dist.ProcessGroup):
+    """One rank's end of a process group whose other ranks do not exist."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
+        self._name = self._description = ""
+        self._sent = 1  # the last single number
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return what torch calls this backend."""
+        return "fake_world"
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name that torch gave the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
+        """Return what torch says of the group: `mesh_tp`."""
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    group_name = pg_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def _answer(
+        self,
+        operation: str,
+        put_in: Sequence[Tensor],
+        pairs: Sequence[tuple[Tensor, Tensor]] = (),
+        *,
+        options: Any = None,
+        peer: int = -1,
+        result: Any = None,
+    ) -> Done:
+        """Note a collective, copy second tensors of the pairs into first ones, and return that it is over."""
+        if any(tensor.is_cuda for tensor in put_in):
+            raise DaydreamError(
+                "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
+            )
+        ranks = dist.get_process_group_ranks(self)
+        GROUPS[self._name] = ranks, self._description
+        asked = Asked(
+            operation,
+            sum(tensor.nbytes for tensor in put_in),
+            sum(tensor.numel() for tensor in put_in),
+            str(put_in[0].dtype).removeprefix("torch.") if put_in else "",
+            self._name,
+            ranks[peer] if peer >= 0 else -1,
+            bool(getattr(options, "asyncOp", peer >= 0)),
+        )
+        number = len(ASKED)
+        ASKED.append(asked)
+        with torch.profiler.record_function(CALL.format(operation, number)), torch.no_grad():
+            _enable_record_function(False)
+            try:
+                for to, of in pairs:
+                    to.copy_(of)
+            finally:
+                _enable_record_function(True)
+        return Done(number, result if result is not None else list(put_in), peer)
+
+    def _copies(self, output: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pair that gives this rank's part as everybody's."""
+        return output.view(self._size, -1), own.reshape(1, -1).expand(self._size, -1)
+
+    def _part(self, output: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pair that gives this rank's part of what it put in."""
+        return output.view(-1), whole.reshape(self._size, -1)[self._rank]
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Done:
+        """Leave tensors as they are."""
+        return self._answer("all_reduce", tensors, options=options)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Done:
+        """Leave tensors as they are."""
+        return self._answer("broadcast", tensors, options=options, peer=options.rootRank)
+
+    def reduce(self, tensors: list[Tensor], options: Any) -> Done:
+        """Leave tensors as they are."""
+        return self._answer("reduce", tensors, options=options, peer=options.rootRank)
+
+    def barrier(self, opts: Any = None) -> Done:
+        """Go on."""
+        return self._answer("barrier", [], options=opts)
+
+    def allgather(
+        self, outputs: list[list[Tensor]], own: list[Tensor], options: Any = None
+    ) -> Done:
+        """Give copies of this rank's tensors."""
+        pairs = [(to, of) for some, of in zip(outputs, own, strict=True) for to in some]
+        return self._answer("all_gather", own, pairs, options=options, result=outputs)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], own: list[Tensor], options: Any = None
+    ) -> Done:
+        """Give copies of this rank's tensors."""
+        pairs = list(map(self._copies, outputs, own))
+        return self._answer("all_gather", own, pairs, options=options, result=outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def all_gather_single(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
+        """Give copies of this rank's tensor."""
+        return self.all_gather_single_coalesced([output], [own], options)
+
+    _allgather_base = all_gather_single
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], put_in: list[list[Tensor]], options: Any = None
+    ) -> Done:
+        """Give this rank's part of what it put in."""
+        pairs = [(to, of[self._rank]) for to, of in zip(outputs, put_in, strict=True)]
+        every = [tensor for some in put_in for tensor in some]
+        return self._answer("reduce_scatter", every, pairs, options=options, result=outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None
+    ) -> Done:
+        """Give this rank's part of what it put in."""
+        pairs = list(map(self._part, outputs, put_in))
+        return self._answer("reduce_scatter", put_in, pairs, options=options, result=outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def reduce_scatter_single(self, output: Tensor, put_in: Tensor, options: Any = None) -> Done:
+        """Give this rank's part of what it put in."""
+        return self.reduce_scatter_single_coalesced([output], [put_in], options)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def all_to_all_single(
+        self, output: Tensor, put_in: Tensor, _: list[int], __: list[int], options: Any = None
+    ) -> Done:
+        """Give back what this rank put in, as much of it as is expected; zeros behind it."""
+        kept = min(output.numel(), put_in.numel())
+        output.zero_()
+        pairs = [(output.view(-1)[:kept], put_in.reshape(-1)[:kept])]
+        return self._answer("all_to_all", [put_in], pairs, options=options, result=[output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None) -> Done:
+        """Give back what this rank put in, where the sizes are equal."""
+        pairs = [
+            (to, of) for to, of in zip(outputs, put_in, strict=True) if to.numel() == of.numel()
+        ]
+        return self._answer("all_to_all", put_in, pairs, options=options, result=outputs)
+
+    def gather(self, outputs: list[list[Tensor]], own: list[Tensor], options: Any) -> Done:
+        """Give the root copies of this rank's tensor."""
+        pairs = [(to, own[0]) for some in outputs for to in some]
+        return self._answer(
+            "gather", own, pairs, options=options, peer=options.rootRank, result=outputs
+        )
+
+    def scatter(self, outputs: list[Tensor], put_in: list[list[Tensor]], options: Any) -> Done:
+        """Give the root its part; others keep what they have."""
+        pairs = [(to, of[self._rank]) for to, of in zip(outputs, put_in, strict=False) if of]
+        return self._answer(
+            "scatter", outputs, pairs, options=options, peer=options.rootRank, result=outputs
+        )
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
+        """Send nothing."""
+        del tag
+        if tensors[0].numel() == 1:
+            self._sent = int(tensors[0])
+        return self._answer("send", tensors, peer=to)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Done:
+        """Receive zeros; of one whole number what this rank sent last, or one: stages of a pipeline vote so."""
+        del tag
+        pairs = []
+        for to in tensors:
+            vote = to.numel() == 1 and not to.is_floating_point()
+            pairs.append((to, to.new_full((), self._sent if vote else 0)))
+        return self._answer("recv", tensors, pairs, peer=source)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Done:
+        """Receive from the next rank."""
+        return self.recv(tensors, (self._rank + 1) % self._size, tag)

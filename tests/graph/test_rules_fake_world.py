@@ -1,0 +1,155 @@
+"""Collectives of a fake world on a cluster of round figures. Times in microseconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_traces import note, op, trace
+
+import daydream
+from daydream import build
+from daydream.errors import GraphError, NotApplicableError
+from daydream.graph.lower import problems
+from daydream.simulate.steady_state import settle
+
+MB = 1_000_000
+#  thread  |forward 100|all-reduce: call 7|backward 50|all-gather: call 5|wait 3|wait 3 for the first|step 40|
+OURS = 7 + 5 + 3 + 3  # what our own calls take, which a job does not have
+WORK = 100 + 50 + 40
+# 2 MB in a ring of two at 1 GB/s; of the Simple protocol half a chunk of 1 MB, and its fixed cost.
+REDUCED = 2000 + 500 + 8.4
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Return a file of machines of 2 GPUs: 1 GB/s in a node and 0.5 GB/s out of it, no latency."""
+    file = tmp_path / "lab.json"
+    links = {
+        name: {"bandwidth_gb_per_s": speed, "latency_us": 0} for name, speed in (("intra", 1), ("inter", 0.5))
+    }
+    file.write_text(json.dumps({"gpus_per_node": 2, **links}))
+    return str(file)
+
+
+def job(cluster=None, *, steps=4, operation="all_reduce", nbytes=2 * MB, group="1", peer=-1):
+    """Return a trace of rank 0 of 4: in each step a collective of `group` beside the backward pass."""
+    rows, at = [], 0
+    for number in range(0, 2 * steps, 2):
+        first = {"collective": operation, "bytes": nbytes, "group": group, "peer": peer}
+        second = {"collective": "all_gather", "bytes": 4, "group": "2", "peer": -1}
+        for what, took, columns in (
+            ("forward", 100, {}),
+            (f"fake:{operation}", 7, {"correlation": number, "asynchronous": 1, **first}),
+            ("backward", 50, {}),
+            ("fake:all_gather", 5, {"correlation": number + 1, "asynchronous": 0, **second}),
+            ("fake:wait", 3, {"correlation": number + 1}),
+            ("fake:wait", 3, {"correlation": number}),
+            ("step", 40, {}),
+        ):
+            make = note if what.startswith("fake") else op
+            rows.append(make(what, at, at + took, **columns))
+            at += took
+    found = trace(rows)
+    length = at // steps
+    found.metadata |= {
+        "vendor": "cpu", "world_size": 4, "fake_world": {"world_size": 4, "rank": 0, "cluster": cluster},
+        "groups": [
+            {"name": "1", "ranks": [0, 1], "description": "mesh_tp"},
+            {"name": "2", "ranks": [0], "description": "mesh_dp"},
+            {"name": "0", "ranks": [0, 1, 2, 3], "description": "default_pg"},
+        ],
+        "steps": [
+            {
+                "name": f"step {number}", "rank": 0, "start_ns": 1000 * number * length,
+                "end_ns": 1000 * (number + 1) * length, "completion_ns": 1000 * (number + 1) * length,
+                "measured_ns": 1000 * length, "covered": number > 0,
+            }
+            for number in range(steps)
+        ],
+    }  # fmt: skip
+    found.columns["step"] = found["start_ns"] // (1000 * length)
+    return found
+
+
+def step_us(found):
+    return daydream.replay(found).basis_ns / 1000
+
+
+def test_each_collective_is_a_task_that_its_call_launches_and_its_wait_waits_for():
+    graph = build(job())
+
+    tasks = graph.select(kind="collective")
+    assert problems(graph) == []
+    assert set(tasks.lane.tolist()) == {"mesh_tp", "mesh_dp"}
+    assert tasks.name[:2].tolist() == ["all_reduce mesh_tp", "all_gather mesh_dp"]
+    assert tasks.bytes[:2].tolist() == [2 * MB, 4]
+    assert graph.tasks(tasks.launch).name[:2].tolist() == ["fake:all_reduce", "fake:all_gather"]
+    assert settle(graph).step_ns == 1000 * (WORK + OURS)  # as recorded: nothing is transferred
+
+
+def test_a_step_takes_its_work_and_what_it_waits_for(cluster):
+    # Of the transfer 50 us are beside the backward pass; a group of one moves nothing.
+    assert step_us(job(cluster)) == pytest.approx(WORK + REDUCED - 50, abs=0.01)
+
+
+def test_what_the_work_hides_costs_nothing(cluster):
+    assert step_us(job(cluster, nbytes=30_000)) == pytest.approx(
+        WORK, abs=0.01
+    )  # 30 + 7.5 + 8.4 us beside 50
+
+
+def test_a_group_across_nodes_goes_over_the_slower_link(cluster):
+    in_node, across = (step_us(job(cluster, group=group)) for group in ("1", "0"))
+
+    assert in_node < across
+
+
+@pytest.mark.parametrize(("peer", "speed"), [(1, 1.0), (2, 0.25)])  # a GPU has half of its node's way out
+def test_a_message_goes_over_the_link_to_its_peer(cluster, peer, speed):
+    found = step_us(job(cluster, operation="send", peer=peer))
+
+    assert found == pytest.approx(WORK - 50 + 2000 / speed + 8.4, abs=0.01)
+
+
+def test_messages_to_two_peers_have_lanes_of_their_own():
+    assert "mesh_tp send 1" in build(job(operation="send", peer=1)).select(kind="collective").lane
+
+
+def test_without_machines_one_line_asks_for_them():
+    with pytest.raises(GraphError, match=r"fake world of 4 ranks.*--cluster"):
+        daydream.replay(job())
+
+
+def test_more_ranks_than_the_machines_hold_are_refused(cluster):
+    with pytest.raises(GraphError, match="4 workers do not fit"):
+        daydream.replay(job(f"{cluster}:1"))
+
+
+def test_the_recorded_steps_are_checked_as_they_were_recorded(cluster):
+    replay = daydream.replay(job(), cluster=cluster)
+
+    assert (replay.basis, replay.error, replay.basis_measured_ns) == ("estimated", 0, None)
+    assert replay.measured_ns == 1000 * (WORK + OURS)
+    assert any("wait for collectives" in note and "not measured" in note for note in replay.notes)
+
+
+def test_half_the_network_takes_twice_the_time_and_no_peer_is_waited_for(cluster):
+    found = daydream.whatif(daydream.replay(job(cluster)), "network", bandwidth_factor=0.5)
+
+    assert found.replayed_ns == pytest.approx(1000 * (WORK + REDUCED - 50), abs=10)
+    assert found.predicted_ns == pytest.approx(1000 * (WORK + 2 * REDUCED - 50), abs=10)
+    assert not any("peers" in note for note in found.notes)
+
+
+def test_overlap_hides_what_the_program_waits_for(cluster):
+    found = daydream.whatif(daydream.replay(job(cluster, nbytes=100_000)), "overlap")
+
+    assert found.predicted_ns == pytest.approx(1000 * WORK, abs=10)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor-parallel", "pipeline", "scaling"])
+def test_nothing_is_shared_out_a_second_time(cluster, name):
+    replay = daydream.replay(job(cluster))
+    with pytest.raises(NotApplicableError, match=r"rank 0 of 4 in a fake world.*collect --world N"):
+        daydream.scaling(replay) if name == "scaling" else daydream.whatif(replay, name)
