@@ -410,13 +410,13 @@ def _in_fake_world(found: Replay) -> Replay:
 
     `steps` stay those of the recording, where collectives took no time.
     """
-    from daydream.costs.network import fake_world  # of few traces
+    from daydream.costs.network.networks import cluster_of_world, on_cluster  # of few traces
 
-    machines = fake_world.cluster_of_world(found.graph.recorded)
+    machines = cluster_of_world(found.graph.recorded)
     recording = found.recording
-    graphs = [fake_world.on_cluster(each.graph, machines) for each in (recording, found)]
+    graphs = [on_cluster(each.graph, machines) for each in (recording, found)]
     recorded, timed = map(settle, graphs)
-    silent_ns = settle(fake_world.on_cluster(found.graph, None)).step_ns
+    silent_ns = settle(on_cluster(found.graph, None)).step_ns
     exposed_ns = max(timed.step_ns - silent_ns, 0)
     said = (
         f"{exposed_ns / 1e6:,.3f} of {timed.step_ns / 1e6:,.3f} ms per step wait for collectives, whose times are "
