@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(109_600, 56, 10.20),
     "reading and recording": Budget(133_950, 80, 9.50),
-    "knowledge": Budget(201_130, 104, 10.74),
+    "knowledge": Budget(201_023, 104, 10.74),
     "surface": Budget(105_600, 74, 9.82),
     "world": Budget(3_110, 4, 9.91),
     "product": Budget(550_300, 314, 10.13),
