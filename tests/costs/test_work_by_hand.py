@@ -5,7 +5,7 @@ import json
 import pytest
 from shapes import dims
 
-from daydream.costs.operators import rows
+from daydream.costs.operators import operator, rows
 from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
 
@@ -13,16 +13,9 @@ N = 2 * 3 * 4 * 4  # elements of the small images below
 K = 5 * 3 * 3 * 3  # of the small weight
 OUT = 2 * 5 * 2 * 2  # of their convolution's output
 A, B = [64, 16], [4, 16, 32]  # 64 rows in 4 groups, and their weights
-FILLS = (
-    "bernoulli",
-    "cauchy",
-    "exponential",
-    "geometric",
-    "log_normal",
-    "normal",
-    "random",
-    "uniform",
-    "zero",
+FILLS = "bernoulli cauchy exponential geometric log_normal normal random uniform zero"
+FUNCTIONS = (
+    "abs ceil cos erf exp exp2 expm1 floor log log1p log2 neg reciprocal round sign sin sqrt tan trunc"
 )
 
 # operator, recorded shapes, hint -> family, FLOP, elements of the call's type, bytes of other types
@@ -72,7 +65,9 @@ BY_HAND = [
     ("aten::addcmul_", "6 6 6 -", None, "element-wise", 18, 24, 0),
     ("aten::fill_", "6x4 -", None, "element-wise", 0, 24, 0),
     # in place, by a distribution: nothing is read
-    *((f"aten::{name}_", "6x4 - -", None, "element-wise", 0, 24, 0) for name in FILLS),
+    *((f"aten::{name}_", "6x4 - -", None, "element-wise", 0, 24, 0) for name in FILLS.split()),
+    # a function of each number: one operation, read once, written once
+    *((f"aten::{name}", "6x4", None, "element-wise", 24, 24 + 24, 0) for name in FUNCTIONS.split()),
     ("aten::eq", "6x4 6x1", None, "element-wise", 24, 24 + 6, 24),  # writes a mask
     ("aten::where", "6x4 6x4 -", None, "element-wise", 24, 24 + 24, 24),  # reads one
     ("aten::masked_fill_", "2x6x4 6x4 -", None, "element-wise", 48, 48 + 48, 24),
@@ -125,6 +120,17 @@ def test_work_counted_by_hand(op, shapes, hint, family, flop, elements, extra):
     assert amount is not None
     found = amount.family, amount.flop, amount.elements, amount.extra_bytes
     assert found == (family, flop, elements, extra)
+
+
+def test_what_torch_calls_a_loss_is_one():
+    others = {
+        "kl_div",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "binary_cross_entropy_backward",
+    }
+    losses = {name for name in rows() if "loss" in name and not name.startswith("_use_")} | others
+    assert [name for name in sorted(losses) if "loss" not in operator(f"aten::{name}").traits] == []
 
 
 def test_every_family_is_counted_by_hand():
