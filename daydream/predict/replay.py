@@ -409,12 +409,12 @@ def _in_fake_world(found: Replay) -> Replay:
 
     `steps` stay those of the recording, where collectives took no time.
     """
-    from daydream.costs.network import fake_world  # of few traces
+    from daydream.costs.network.networks import cluster_of_world, on_cluster  # of few traces
 
-    machines = fake_world.cluster_of_world(found.graph.recorded)
+    machines = cluster_of_world(found.graph.recorded)
     recording = found.recording
     recorded, timed, silent = (
-        settle(fake_world.on_cluster(each.graph, cluster))
+        settle(on_cluster(each.graph, cluster))
         for each, cluster in ((recording, machines), (found, machines), (found, None))
     )
     exposed_ns = max(timed.step_ns - silent.step_ns, 0)

@@ -152,7 +152,7 @@ def test_recorded_collectives_are_resized():
     # All of the 30 us is exposed: with one worker there is no transfer, with four it is as recorded.
     assert rows[1].step_ns == found.alone_ns == before.replayed_ns - 30_000
     assert (rows[4].step_ns, rows[4].exposed_ns) == (before.replayed_ns, 30_000)
-    fitted = fitted_to_trace(find_cluster("dgx-a100"), before.graph.trace).with_nodes(8)
+    fitted = fitted_to_trace(find_cluster("dgx-a100:8"), before.graph.trace)
     for workers, row in rows.items():
         if workers > 1:
             more = fitted.all_reduce_ns(4_000_000, workers) - fitted.all_reduce_ns(4_000_000, 4)

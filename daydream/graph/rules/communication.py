@@ -41,7 +41,7 @@ direction. What the program waits for goes on when it is over.
     caller   |call|backward ...........|wait|copy back
     group      `->|all-reduce ---------------'
 
-In the recording they took no time; how long they take is decided at the replay (`costs.network.fake_world`).
+In the recording they took no time; how long they take is decided at the replay (`costs.network.networks`).
 """
 
 from __future__ import annotations
