@@ -33,7 +33,7 @@ class Budget(NamedTuple):
 
 # Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
-    "core": Budget(109_600, 56, 10.20),
+    "core": Budget(109_510, 55, 10.20),
     "reading and recording": Budget(133_950, 80, 9.50),
     "knowledge": Budget(201_023, 104, 10.74),
     "surface": Budget(105_600, 74, 9.82),
