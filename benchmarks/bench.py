@@ -138,7 +138,7 @@ from daydream.graph.lower import lower
 from daydream.simulate.ranks import ALL_MEET, ends
 graph = daydream.build(daydream.load(TRACE))
 plan = lower(graph).plan
-factors = 1 + 0.02 * numpy.random.default_rng(0).standard_normal(16_384)
+factors = 1 + 0.02 * numpy.random.default_rng(0).standard_normal((1, 16_384))
 meet = numpy.where(numpy.array([lane.name for lane in graph.lanes])[plan.lane] == graph.lanes[-1].name, ALL_MEET, 0)
 """
 SWEEP = "daydream.sweep(trace, 'amp', {'math_speedup': [1 + n / 4 for n in range(20)], 'memory_speedup': [1 + n / 4 for n in range(10)]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from itertools import chain
+from itertools import chain, compress
 from math import ceil
 
 from daydream.optimizations._gradient_collectives import (
@@ -61,7 +61,7 @@ def network(graph: Graph, *, bandwidth_factor: float = 1.0, latency_ns: float = 
         )
 
 
-POINT_TO_POINT = ("send", "recv", "send_recv")  # the next stage of a pipeline works on what comes
+POINT_TO_POINT = ("send", "recv", "send_recv")  # the receiver needs what comes: the next stage of a pipeline
 HIDDEN = "{}, hidden"  # the lane that carries what a stream carried
 # What waited goes on within some launch latencies of a transfer's end, what came by chance mostly does not.
 SOON = 4
@@ -123,7 +123,7 @@ def overlap(graph: Graph) -> None:
     doubt_waiting(transfers, waited_ns)
     if len(set(collectives.rank.tolist())) > 1:
         graph.note("Ranks still wait for those that arrive later; add no-stragglers to hide that too.")
-    elif (transfers.row >= 0).any() and not modelled(graph):
+    elif waited_ns.any():
         graph.note("One rank was recorded: waiting for peers is in its transfers, and hidden with them.")
     graph.note(
         f"Transfers of one stream take {busiest / 1e6:,.3f} ms per step on average; no step is shorter than "
@@ -151,26 +151,20 @@ def _held_up(graph: Graph, transfers: Selection) -> bool:
 MOST_RANKS = 8  # that a sentence lists
 
 
-def waited_for_others_ns(graph: Graph, hubs: Selection) -> dict[int, int]:
-    """Return, by rank, how long its collectives stood until the last member was there, as recorded, ns."""
+def waiting_words(graph: Graph, hubs: Selection) -> str:
+    """Return a sentence on what ranks lost by waiting for the last member of collectives, as recorded."""
     last = set(hubs.ids.tolist())
     pairs = zip(graph.links["src"].tolist(), graph.links["dst"].tolist(), strict=True)
     arrivals, ends = zip(*(pair for pair in pairs if pair[1] in last), strict=True)
     waited = graph.tasks(ends).measured_start_ns - graph.tasks(arrivals).measured_start_ns
     ranks = graph.tasks(arrivals).group_by("rank")
-    return dict(zip(ranks.keys, ranks.total(waited.clip(0)).astype(int).tolist(), strict=True))
-
-
-def waiting_words(graph: Graph, hubs: Selection) -> str:
-    """Return a sentence on what ranks lost by waiting for each other in the recording."""
-    waited = sorted(waited_for_others_ns(graph, hubs).items())
-    each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in waited[:MOST_RANKS])
-    more = f" and {len(waited) - MOST_RANKS} more" if len(waited) > MOST_RANKS else ""
+    lost = sorted(zip(ranks.keys, ranks.total(waited.clip(0)).astype(int).tolist(), strict=True))
+    each = ", ".join(f"rank {rank} {ns / 1e6:,.2f} ms" for rank, ns in lost[:MOST_RANKS])
+    more = f" and {len(lost) - MOST_RANKS} more" if len(lost) > MOST_RANKS else ""
     return f"In the recording collectives waited for their last member: {each}{more}."
 
 
 HUB = r"^last arrival$"  # what all members of a collective wait for
-POINT_TO_POINT = ("send", "recv", "send_recv")  # a receiver does not straggle: it needs the data
 KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -207,15 +201,15 @@ def no_stragglers(graph: Graph, *, cluster: str | None = None, workers: int | No
     machines = find_cluster(cluster).holding(members)
     known = collectives.where(collective=KNOWN).where(lambda tasks: tasks.bytes > 0)
     known.need("collective of known operation and size")
-    rows = zip(known.ids.tolist(), known.collective, known.bytes.tolist(), strict=True)
-    transfer = {
-        task: machines.time_ns(operation, bytes_of_message(operation, nbytes, members), members)
-        for task, operation, nbytes in rows
-    }
-    late = known.where(lambda tasks: tasks.duration_ns > [transfer[task] for task in tasks.ids.tolist()])
+    transfer = [
+        machines.time_ns(operation, bytes_of_message(operation, nbytes, members), members)
+        for operation, nbytes in zip(known.collective, known.bytes.tolist(), strict=True)
+    ]
+    longer = known.duration_ns > transfer
+    late = known[longer]
     if not len(late):
         graph.does_not_apply(f"no collective took longer than it does on {machines.name}")
-    late.set(duration_ns=[transfer[task] for task in late.ids.tolist()])
+    late.set(duration_ns=[*compress(transfer, longer)])
     graph.note(machines.describe())
     graph.note(
         f"{len(late)} of {len(collectives)} collectives took longer than that; the rest counts as waiting."

@@ -19,7 +19,7 @@ def transfers_of(collectives: Selection) -> Selection:
 
 def modelled(graph: Graph) -> bool:
     """Return whether the times of transfers are a network model's, of a trace from a fake world."""
-    return graph.trace is not None and "fake_world" in graph.trace.metadata
+    return "fake_world" in graph.recorded.metadata
 
 
 def waiting_ns(transfers: Selection) -> Any:
@@ -28,10 +28,10 @@ def waiting_ns(transfers: Selection) -> Any:
     No network changes that. Where all ranks were recorded together waiting comes out of the simulation.
     """
     graph = transfers.graph
-    size = graph.trace.metadata.get("world_size") if graph.trace is not None else None
-    missing = isinstance(size, int) and not modelled(graph) and len(set(transfers.rank.tolist())) < size
-    apart = missing or not (modelled(graph) or len(graph.select(kind="collective", name=ARRIVAL)))
-    return transfers.duration_ns * (apart & (transfers.row >= 0))
+    size = graph.recorded.metadata.get("world_size")
+    missing = isinstance(size, int) and len(set(transfers.rank.tolist())) < size
+    apart = missing or not len(graph.select(kind="collective", name=ARRIVAL))
+    return transfers.duration_ns * ((apart and not modelled(graph)) & (transfers.row >= 0))
 
 
 def doubt_waiting(transfers: Selection, waited_ns: Iterable[float]) -> None:

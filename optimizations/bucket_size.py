@@ -53,16 +53,23 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     if lane == stream or (lane is None and not modelled(graph)):
         graph.does_not_apply("its collectives have no stream of their own")
     sized = bool((old.bytes > 0).all())
-    members = workers_of(graph, None) if sized else _members(graph)
+    try:
+        members = workers_of(graph, None)
+    except NotApplicableError:
+        if sized:
+            raise
+        members = max(len(graph.recorded.metadata.get("devices") or []), 2)  # those of the machine
     machines = find_cluster(cluster or machine_of(graph)).holding(members)
     if sized:
         gradients, within = _recorded(graph, old)
     else:
         old.set(bytes=bytes_of_duration(old, machines, members))
         gradients, within = work_of_buckets(graph, old, str(lane))
+        last = old.where(lambda tasks: tasks.step == tasks.step[-1])
+        sizes = ", ".join(f"{nbytes / MIB:,.0f}" for nbytes in last.bytes.tolist())
         graph.note(
             f"Sizes of buckets are not recorded: by their time between {members} workers of {machines.name} "
-            f"they are at most {_sizes(old)} MiB. Their gradients are guessed from the work before them."
+            f"they are at most {sizes} MiB. Their gradients are guessed from the work before them."
         )
     buckets = gradients.buckets(bucket_mb)
     if buckets.nbytes.tolist() == old.bytes.tolist():
@@ -121,20 +128,6 @@ def _recorded_reductions(graph: Graph) -> Selection:
     if not len(old.launches().where(within=NODE)):
         graph.does_not_apply("no hook of a gradient launched its all-reduces: they are not of DDP's buckets")
     return old
-
-
-def _members(graph: Graph) -> int:
-    """Return how many workers there are, by the devices of the machine where the trace has no number."""
-    try:
-        return workers_of(graph, None)
-    except NotApplicableError:
-        devices = len((graph.trace.metadata.get("devices") or []) if graph.trace is not None else [])
-        return max(devices, 2)
-
-
-def _sizes(old: Selection) -> str:
-    first = old.where(lambda tasks: tasks.step == tasks.step[-1])
-    return ", ".join(f"{nbytes / MIB:,.0f}" for nbytes in first.bytes.tolist())
 
 
 def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, list[int]]:

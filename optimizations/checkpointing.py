@@ -120,7 +120,11 @@ def checkpointing(
         and (again.first().kind == "cpu").all()
         and (begin.first().kind == "cpu").all()
     ):
-        cold = _cold_ns(again)
+        cold = 0 * again.sizes
+        tasks = again.selection
+        if not len(tasks.where(on="gpu")):  # each block's data went through the CPU's caches
+            moved = again.total(work(graph, tasks).nbytes.clip(0))
+            cold = ((moved - WARM_BYTES).clip(0) * COLD_NS).round()
         for groups, (block_ns, tensor_ns, most) in ((again, FORWARD_NS), (begin, BACKWARD_NS)):
             graph.insert_before(
                 groups.first(),
@@ -362,15 +366,6 @@ def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:
     """Return the groups of forward work that have backward work, and that work in the same order."""
     backward = backward.match(forward.keys)
     return forward.match(backward.keys), backward
-
-
-def _cold_ns(blocks: Groups) -> Any:
-    """Return how much longer Python takes because each block's data went through the CPU's caches."""
-    tasks = blocks.selection
-    if len(tasks.where(on="gpu")):
-        return 0 * blocks.sizes
-    moved = blocks.total(work(tasks.graph, tasks).nbytes.clip(0))
-    return ((moved - WARM_BYTES).clip(0) * COLD_NS).round()
 
 
 def _say(graph: Graph, work: Selection, behind: Selection, known: Any) -> None:

@@ -289,9 +289,8 @@ def _parts(
     for key, parameters in of_step.items():
         updates = own[key] if key in own.keys else calls[:0]
         begun: dict[str, list[tuple[int, int]]] = {}
-        for op, *begin in zip(
-            updates.op, updates.order.tolist(), map(_first_size, updates.shapes), strict=True
-        ):
+        sizes = [elements((parse_shapes(text) or [()])[0]) for text in updates.shapes]
+        for op, *begin in zip(updates.op, updates.order.tolist(), sizes, strict=True):
             begun.setdefault(op, []).append((begin[0], begin[1]))
         # Gradients come in the order of the backward pass: of one size, the last one is the first parameter.
         wanted = sorted(parameters)
@@ -311,11 +310,6 @@ def _parts(
                 part = max(bisect(starts, (at, MOST_SLICES)) - 1, 0)
                 time[step, rank, starts[part][1]] += ns
     return found
-
-
-def _first_size(text: str | None) -> int:
-    arguments = parse_shapes(text) or [()]
-    return elements(arguments[0]) if arguments else 0
 
 
 def memory(held: Allocations, *, update: str = "worker", **options: Any) -> None:

@@ -245,7 +245,11 @@ class Divided:
         """Divide the embedding, the last layer and the loss, where that layer has the embedding's rows."""
         outside = [task for task in self.of_task.values() if task.id not in self.in_block]
         calls = sorted({task.call for task in outside if task.call >= 0})
-        lookups = {call: self._lookup(call) for call in calls if self.operators[call].name in LOOKUPS}
+        lookups = {}  # the shape of the table, and how many indices look its rows up
+        for call in calls:
+            if self.operators[call].name in LOOKUPS:
+                shapes = _tensors(self.arguments[call])
+                lookups[call] = (shapes[0], prod(shapes[-1])) if len(shapes) > 1 else ((), 1)
         # Where there are as many words as features, shapes do not tell which of the two is meant.
         tables = [table for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]]
         width_of = dict(tables)
@@ -263,7 +267,11 @@ class Divided:
         most = max(words.values(), default=0)  # words, not positions
         looked_up = {call for call, indices in words.items() if indices == most}
         multiplied = {product.call for product in products}
-        wide = [task for task in outside if _has_size(task, size)]
+        wide = []  # that have the size as that of features, or of rows of a table
+        for task in outside:
+            shapes = _tensors(parse_shapes(task.shapes) or [])
+            if any(size in (shape if len(shape) == 2 else shape[-1:]) for shape in shapes):
+                wide.append(task)
         self._divide([task for task in wide if task.call not in looked_up], products)
         self.layers |= {task.layer for task in wide if task.layer and task.call in looked_up | multiplied}
         for members in self.graph.tasks([task.id for task in wide]).group_by(*PASS):
@@ -310,20 +318,9 @@ class Divided:
             return None
         return prod(rows), inner, right[0] if op.formula == "linear" else right[1]
 
-    def _lookup(self, call: int) -> tuple[tuple[int, ...], int]:
-        """Return the shape of the table and the number of indices of a call that looks rows up."""
-        shapes = _tensors(self.arguments[call])
-        return (shapes[0], prod(shapes[-1])) if len(shapes) > 1 else ((), 1)
-
 
 def _tensors(arguments: Iterable[Argument]) -> list[tuple[int, ...]]:
     return [shape for shape in arguments if isinstance(shape, tuple) and shape]
-
-
-def _has_size(task: Task, size: int) -> bool:
-    """Return whether a recorded shape of a task has a size as that of features, or of rows of a table."""
-    shapes = _tensors(parse_shapes(task.shapes) or [])
-    return any(size in (shape[-1], shape[0] if len(shape) == 2 else shape[-1]) for shape in shapes)
 
 
 def divided_work(graph: Graph, degree: int) -> Divided:

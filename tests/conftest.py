@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import settings
 os.environ["DAYDREAM_CACHE"] = "off"
 settings.register_profile("daydream", deadline=None)  # a busy machine must fail no test
 settings.load_profile("daydream")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background: commands would never end
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SKIPPED = os.environ.get(
     "SKIPPED_TESTS"

@@ -19,7 +19,6 @@ from daydream.graph.tables import nanoseconds
 from daydream.memory.settings import settings_of
 from daydream.memory.snapshot import read_snapshot
 from daydream.parallel import engine_of
-from daydream.simulate.ranks import slowdown_of
 from daydream.tools.tool import tool
 from daydream.trace.attach import join
 
@@ -100,7 +99,6 @@ class Endless:
          "launch 0 has two kernels; several reports are mixed"),
         (lambda: known_devices()[0].peak("float8"), "has no float8 units; it has"),
         (lambda: nanoseconds(1e30), "is longer than can be counted in nanoseconds"),
-        (lambda: slowdown_of(graph(), 2, stragglers={5: 2}), "rank 5 is to be slower, but ranks are 0 to 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(ask, said):

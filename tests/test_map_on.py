@@ -1,6 +1,7 @@
 """Engines: the same answers in the same order wherever they are found, and errors that say what is wrong."""
 
 import os
+import pickle
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import TraceError
 from daydream.errors import DaydreamError
+from daydream.lazy import regex
 from daydream.parallel import Engine, engine_of, map_on
 
 
@@ -166,6 +168,10 @@ def test_an_error_ends_the_workers_that_still_work():
 def test_a_worker_that_dies_is_told():
     with pytest.raises(DaydreamError, match="a worker process ended before it had answered"):
         map_on("processes:2", dying, None, range(4))
+
+
+def test_a_pattern_is_sent_uncompiled():
+    assert pickle.loads(pickle.dumps(regex("a+"))).findall("aab") == ["aa"]
 
 
 def test_what_cannot_be_sent_is_told():

@@ -148,7 +148,11 @@ def _value(value: Any, field: str, names: _Names) -> Any:
         for key, each in value.items():
             known = key in FIELDS or key.isdigit() or field == "versions"
             inner = key if key in FIELDS and key != "name" else field
-            found[key if known else names.of_words(key)] = _value(each, inner, names)
+            found[key if known else names.of_words(key)] = _value(
+                each,
+                inner,
+                names,
+            )
         return found
     if isinstance(value, list | tuple):
         return [_value(each, field, names) for each in value]

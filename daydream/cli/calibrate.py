@@ -186,7 +186,12 @@ def in_place(
             change=change.to_make(rounds=0, steps=1),
             memory=False,
         )
-        done = script.record(folder / "calibrate.parquet", recording, own_stdout=True, kept=False)
+        done = script.record(
+            folder / "calibrate.parquet",
+            recording,
+            own_stdout=True,
+            kept=False,
+        )
         if done.path is None:
             return done.exit_code or 1
         before = Trace.load(done.path)

@@ -96,7 +96,12 @@ def collect(
         about["notes"] = [*about["notes"], *filter(None, [unrest])]
         about["suggestions"] = None if found is None else list(found.entries)
     lines = [*wrote(done.path), *([] if found is None or out.as_json else found.lines(done.path))]
-    out.emit({**result, **about}, None, written=lines, then=["info", str(done.path)])
+    out.emit(
+        {**result, **about},
+        None,
+        written=lines,
+        then=["info", str(done.path)],
+    )
     return done.exit_code
 
 
@@ -194,7 +199,13 @@ def import_(
         target = target / trace_name(request.traces)
     out.check(target)
     with working() as progress:
-        trace = request.load(progress, keep=False, ranks=ranks, engine=engine, etrecord=etrecord)
+        trace = request.load(
+            progress,
+            keep=False,
+            ranks=ranks,
+            engine=engine,
+            etrecord=etrecord,
+        )
         progress(f"writing {target}")
         trace.save(target, force=out.force)
     kinds, about = rows_by_kind(trace), _about(trace, target)
@@ -208,7 +219,12 @@ def import_(
         **about,
     }
     then = ["info", str(target)]
-    out.emit(result, lambda: imported(trace, kinds), written=wrote(target), then=then)
+    out.emit(
+        result,
+        lambda: imported(trace, kinds),
+        written=wrote(target),
+        then=then,
+    )
 
 
 # Examples ------------------------------------------------------------------------------------------
@@ -243,7 +259,11 @@ def example(out: Output, name: str | None) -> None:
         entries = [{"name": each, "what": what} for each, (what, _) in EXAMPLES.items()]
         width = max(map(len, EXAMPLES))
         lines = [f"  {each:<{width}}  {what}" for each, (what, _) in EXAMPLES.items()]
-        out.emit({"examples": entries}, lambda: "\n".join(lines), then=["example", GPU])
+        out.emit(
+            {"examples": entries},
+            lambda: "\n".join(lines),
+            then=["example", GPU],
+        )
         return
     if name not in EXAMPLES:
         raise DaydreamError(f"unknown example {name!r}; choose {', '.join(EXAMPLES)}")
@@ -251,7 +271,11 @@ def example(out: Output, name: str | None) -> None:
     if target.is_dir():
         target = target / name
     content = (files(PACKAGE) / name).read_bytes()
-    write_whole(target, lambda temporary: Path(temporary).write_bytes(content), force=out.force)
+    write_whole(
+        target,
+        lambda temporary: Path(temporary).write_bytes(content),
+        force=out.force,
+    )
     out.emit(
         {"example": name, "path": str(target), "bytes": len(content)},
         None,

@@ -104,7 +104,18 @@ class Change:
                 more = "" if isinstance(error, DaydreamError) else WHOLE
                 raise DaydreamError(mistake.message + more) from error
             if isinstance(error, NotApplicableError) and graph is not None:
-                error.args = ("\n".join([str(error), *self._advice(error.lacks, graph, words)]),)
+                error.args = (
+                    "\n".join(
+                        [
+                            str(error),
+                            *self._advice(
+                                error.lacks,
+                                graph,
+                                words,
+                            ),
+                        ]
+                    ),
+                )
             # An optimization that finds nothing to change raises a subclass; what is left is a value
             # that it cannot work with, which click cannot know.
             text = str(error)
@@ -370,5 +381,13 @@ def change_options(
             flags.insert(0, short)
         group = f"Options of {optimization.name}"
         required = option.required and not optional
-        options.append(click_option(option, f"{OWN}{index}", flags, group=group, required=required))
+        options.append(
+            click_option(
+                option,
+                f"{OWN}{index}",
+                flags,
+                group=group,
+                required=required,
+            )
+        )
     return options

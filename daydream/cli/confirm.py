@@ -104,7 +104,12 @@ def confirm(
     with own_folder("daydream") as folder:
         done = script.record(
             Path(out.output or folder / "confirm.parquet"),
-            Recording(steps=steps, warmup=warmup, stop_after=stop_after, change=made),
+            Recording(
+                steps=steps,
+                warmup=warmup,
+                stop_after=stop_after,
+                change=made,
+            ),
             force=out.force,
             own_stdout=out.as_json,
             kept=out.output is not None,

@@ -179,7 +179,11 @@ def compare(
             progress(f"predicting {whatif}")
             with change.checked(before.graph, request.each[0].words):
                 first = daydream.whatif(before, change.optimizations, **(change.values or {}))
-        found = compares.compare(first, replays[1], names=(request.traces[0], request.traces[1]))
+        found = compares.compare(
+            first,
+            replays[1],
+            names=(request.traces[0], request.traces[1]),
+        )
         written = out.write_files(found, progress)
 
     def screen() -> str | Sequence[Block]:

@@ -56,7 +56,11 @@ class Option(click.Option):
         short = copy.copy(self)
         for names in ("opts", "secondary_opts"):
             flags = getattr(self, names)
-            setattr(short, names, [flag for flag in flags if "." not in flag] or flags)
+            setattr(
+                short,
+                names,
+                [flag for flag in flags if "." not in flag] or flags,
+            )
         return short
 
 

@@ -121,7 +121,11 @@ class Output:
                 continue
             if not (path.lower() if flag == "--html" else path).endswith(ends):
                 text = f"{path!r} ends in neither {', '.join(ends[:-1])} nor {ends[-1]}"
-                raise click.BadParameter(text, click.get_current_context(), param_hint=flag)
+                raise click.BadParameter(
+                    text,
+                    click.get_current_context(),
+                    param_hint=flag,
+                )
             self.check(path)
 
     def check(self, path: str | os.PathLike[str]) -> None:
@@ -180,7 +184,13 @@ class Output:
                     lines.append(
                         f"ranked {tried} what-ifs for it in {taken:.1f} s; --no-ranking does without"
                     )
-                write_html(path, result, ranking=ranking, memory=memory, force=self.force)
+                write_html(
+                    path,
+                    result,
+                    ranking=ranking,
+                    memory=memory,
+                    force=self.force,
+                )
                 lines.append(f"wrote {path}   open it in a browser")
             elif path.endswith(".et"):
                 from daydream.report.chakra import write_chakra
@@ -192,7 +202,12 @@ class Output:
                 from daydream.report.perfetto import write
 
                 replay = getattr(result, "replay", result)
-                write(path, replay, None if result is replay else result, force=self.force)
+                write(
+                    path,
+                    replay,
+                    None if result is replay else result,
+                    force=self.force,
+                )
                 lines.append(f"wrote {path}   open it at https://ui.perfetto.dev")
         return lines
 
@@ -221,7 +236,13 @@ def print_screen(screen: str | Sequence[Block]) -> None:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one object, its schema first. What is not a finite number is null."""
-    click.echo(json.dumps({"schema": SCHEMA, **_finite(result)}, indent=2, allow_nan=False))
+    click.echo(
+        json.dumps(
+            {"schema": SCHEMA, **_finite(result)},
+            indent=2,
+            allow_nan=False,
+        )
+    )
 
 
 def _finite(value: Any) -> Any:

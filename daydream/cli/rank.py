@@ -15,7 +15,12 @@ from daydream.cli.source import TraceRequest, working
 SHOWN = 5
 
 
-@command("verbose", "html", "force", types={"top": SOME, "pairs": click.IntRange(0, 20)})
+@command(
+    "verbose",
+    "html",
+    "force",
+    types={"top": SOME, "pairs": click.IntRange(0, 20)},
+)
 def rank(
     request: TraceRequest,
     out: Output,
@@ -77,7 +82,14 @@ def rank(
         words = [best.optimization, *typed({**best.options, "table": table})]
     then = ["whatif", *words, *request.words]
     head = {"trace": request.trace}
-    out.answer(found, head, written=written, then=then, top=top or SHOWN, undrawn=undrawn)
+    out.answer(
+        found,
+        head,
+        written=written,
+        then=then,
+        top=top or SHOWN,
+        undrawn=undrawn,
+    )
 
 
 @command("verbose", "html", "force")
@@ -103,11 +115,23 @@ def explain(
         replay = request.replay(progress)
         if whatif is not None:
             checks.enter_context(Change(whatif, parse(whatif)).checked(replay.graph, request.words))
-        found = explains.explain(replay, whatif, capacity=capacity, progress=progress)
+        found = explains.explain(
+            replay,
+            whatif,
+            capacity=capacity,
+            progress=progress,
+        )
         written = out.write_files(found, progress)
     best = next((cost.best for cost in found.worth_it if cost.best is not None), None)
     words = ["rank"] if best is None else best.command[1:]
     done = written or (best is None and whatif is not None)
     then = [] if done else [*words, *request.words]
     head, record = {"trace": request.trace}, explain_json(found)
-    out.answer(found, head, document=record, written=written, then=then, words=request.words)
+    out.answer(
+        found,
+        head,
+        document=record,
+        written=written,
+        then=then,
+        words=request.words,
+    )

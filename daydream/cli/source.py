@@ -17,6 +17,7 @@ import click
 
 from daydream.cli.options import AUTO
 from daydream.errors import TraceError
+from daydream.transforms.registry import typed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,21 +93,9 @@ class TraceRequest:
     @property
     def words(self) -> list[str]:
         """What to type to have the same trace read again."""
-        given = {
-            "--step-marker": self.step_marker,
-            "--steps": self.steps,
-            "--handles": self.handles,
-            "--capture": self.capture,
-            "--cluster": self.cluster,
-        }
-        words = [
-            word for flag, value in given.items() if value is not None for word in (flag, value)
-        ]
-        return [
-            self.trace,
-            *words,
-            *(word for file in self.counters for word in ("--counters", file)),
-        ]
+        names = ("step_marker", "steps", "handles", "capture", "cluster")
+        given = typed({name: getattr(self, name) for name in names})
+        return [self.trace, *given, *(f"--counters={file}" for file in self.counters)]
 
     def load(self, progress: Progress, **how: Any) -> Trace:
         """Return the trace as `read` does, on the cluster that was named."""
@@ -263,7 +252,11 @@ class Script:
         if Path(self.target).name.startswith(("python", "torchrun")):
             hint = " Name the training script alone; --nproc-per-node starts several processes."
         text = f"{self.target!r} is not a file.{hint}"
-        raise click.BadParameter(text, click.get_current_context(), param_hint="SCRIPT")
+        raise click.BadParameter(
+            text,
+            click.get_current_context(),
+            param_hint="SCRIPT",
+        )
 
     def record(self, path: Path, recording: Any, **how: Any) -> Any:
         """Run the script and return what was collected; print how it goes and what went wrong.

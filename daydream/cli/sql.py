@@ -118,5 +118,12 @@ def tool(
     _ = request.trace  # before a user's file is run
     with working():
         cls = find_tool(name)  # before the trace is read, which takes longer
-    found = request.ask_rows("running the tool", lambda trace: run_tool(cls, trace, range_))
+    found = request.ask_rows(
+        "running the tool",
+        lambda trace: run_tool(
+            cls,
+            trace,
+            range_,
+        ),
+    )
     out.emit(found, lambda: records(found, verbose=out.verbose))

@@ -179,9 +179,8 @@ def attach_capture(trace: Trace, capture: Trace, launched: Mapping[int, str]) ->
 
 def _graphs(trace: Trace) -> list[np.ndarray]:
     """Return the kernels of each graph launch in the order of their starts."""
-    names = [bool(GRAPH_LAUNCH.search(name)) for name in trace.text("name")] + [False]
     parent = np.asarray(trace["parent"], np.int64)
-    launches = np.array(names)[trace["name"]] & trace.is_kind("runtime")
+    launches = _calls(trace, GRAPH_LAUNCH)
     kernels = np.flatnonzero(
         trace.is_kind("kernel", "collective") & (parent >= 0) & launches[np.maximum(parent, 0)]
     )
@@ -195,18 +194,8 @@ def _captures(capture: Trace, launched: Mapping[int, str]) -> list[_Captured]:
     ran = np.unique(
         capture["correlation"][capture.is_kind("kernel", "collective", "memcpy", "memset")]
     )
-    calls = capture.is_kind("runtime")
-    texts = capture.text("name")
-    is_launch = (
-        np.array([bool(LAUNCH.search(name)) for name in texts] + [False])[capture["name"]] & calls
-    )
-    begins = np.sort(
-        capture["start_ns"][
-            np.array([bool(BEGIN.search(name)) for name in texts] + [False])[capture["name"]]
-            & calls
-        ]
-    )
-    rows = np.flatnonzero(is_launch & ~np.isin(capture["correlation"], ran))
+    begins = np.sort(capture["start_ns"][_calls(capture, BEGIN)])
+    rows = np.flatnonzero(_calls(capture, LAUNCH) & ~np.isin(capture["correlation"], ran))
     rows = rows[np.argsort(capture["start_ns"][rows], kind="stable")]
     part = np.searchsorted(begins, capture["start_ns"][rows], side="right")
     names = [launched.get(one, "") for one in capture["correlation"][rows].tolist()]
@@ -214,6 +203,12 @@ def _captures(capture: Trace, launched: Mapping[int, str]) -> list[_Captured]:
         _Captured(rows[part == one], [names[at] for at in np.flatnonzero(part == one).tolist()])
         for one in np.unique(part).tolist()
     ]
+
+
+def _calls(trace: Trace, pattern: re.Pattern[str]) -> np.ndarray:
+    """Return a mask of the runtime calls whose name a pattern finds."""
+    found = [bool(pattern.search(name)) for name in trace.text("name")]
+    return np.array([*found, False])[trace["name"]] & trace.is_kind("runtime")
 
 
 def _best(captures: list[_Captured], names: list[str]) -> tuple[int | None, int, int]:

@@ -138,22 +138,18 @@ class EventLog:
         if handles is not None:
             _attach(recording, events, handles)
         steps = [event for event in events if event.identifier is None]
-        if not steps:
-            return _checked(derive(recording))
         for one, other in pairwise(steps):
             if other.start_ns < one.end_ns:
                 raise TraceError(
                     f"{_said(one)} and {_said(other)} overlap; log steps one after another"
                 )
         begins = [event.start_ns - first for event in steps]
-        ends = [*begins[1:], steps[-1].end_ns - first]
+        ends = [*begins[1:], *[event.end_ns - first for event in steps[-1:]]]
         names = [f"{STEP} {number}" for number in range(len(steps))]
-        return _checked(
-            derive(
-                recording,
-                ranges=(list(zip(names, begins, ends, strict=True)), "steps of the event log"),
-            )
-        )
+        ranges = list(zip(names, begins, ends, strict=True))
+        trace = derive(recording, ranges=(ranges, "steps of the event log") if steps else None)
+        trace.check("an event log")
+        return trace
 
     def _check(self, identifier: Any) -> None:
         self._first.setdefault(check_identifier(identifier, self._first))
@@ -251,8 +247,3 @@ def _attach(recording: Recording, events: list[_Event], handles: DebugHandleMap)
         ],
         np.int32,
     )
-
-
-def _checked(trace: Trace) -> Trace:
-    trace.check("an event log")
-    return trace

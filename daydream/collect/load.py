@@ -52,7 +52,9 @@ def load(
         try:
             return Trace.load(sources[0], max_unpacked=max_unpacked, steps=wanted)
         except TraceError:
-            if not _is_table(sources[0]):
+            from daydream.collect.importers.formats import format_of
+
+            if format_of(Path(sources[0])) == "parquet":  # else it is a table that is imported
                 raise
     from daydream.collect.importers import import_trace
 
@@ -77,10 +79,3 @@ def _is_parquet(path: str | os.PathLike[str]) -> bool:
             return file.read(4) == b"PAR1"
     except OSError:
         return False
-
-
-def _is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a parquet file, which is no trace, is a table that is imported."""
-    from daydream.collect.importers.formats import format_of
-
-    return format_of(Path(path)) != "parquet"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import places
+from daydream.arrays import combinations, first_of, places
 from daydream.trace.trace import Trace
 
 CLASSES = ("forward", "backward", "optimizer")  # of operators
@@ -51,46 +51,36 @@ def recorded_ranges(trace: Trace) -> dict[str, np.ndarray]:
 
 def inputs_of(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return how many inputs were recorded with each row; the tensors of a list count one by one."""
-    counts = [_inputs(text) for text in trace.text("shapes")]
+    shapes: list[Any] = [json.loads(text) for text in trace.text("shapes")]
+    counts = [
+        sum(len(one) if one and isinstance(one[0], list) else 1 for one in each) for each in shapes
+    ]
     return np.array([*counts, 0], np.int64)[trace["shapes"][rows]]
 
 
 def heads(trace: Trace) -> dict[tuple[str, str, str], tuple[int, float]]:
     """Return, by (class, operator, first operator inside), how many heads there are and their mean in ns."""
     rows, of_class = recorded_events(trace)
-    operator = trace.is_kind("operator")
-    inner = operator[rows] & (trace["parent"][rows] >= 0)
-    rows = rows[inner]
-    of_class = of_class[inner]
-    outer, place = places(trace["parent"][rows])
-    first = np.empty(len(outer), np.int64)
-    first[place[::-1]] = np.arange(len(place))[
-        ::-1
-    ]  # the last assigned stays: rows are in order of start
-    rows = rows[first]
-    of_class = of_class[first]
-    kept = operator[outer]
-    rows = rows[kept]
-    of_class = of_class[kept]
+    parent = trace["parent"][rows]
+    nested = np.flatnonzero(parent >= 0)
+    outer, place = places(parent[nested])
+    first = nested[first_of(place, len(outer))]  # rows are in the order of their starts
+    kept = trace.is_kind("operator")[outer]
     outer = outer[kept]
+    first = first[kept]
+    rows = rows[first]
     start = trace["start_ns"]
     length = np.minimum(start[rows] - start[outer], LONGEST_HEAD_NS)
-    name = np.asarray(trace["name"], np.int64)
-    size = len(trace.text("name"))
-    keys = (of_class * size + name[outer]) * size + name[rows]
-    keys, group = places(keys)
+    group, keys = combinations([of_class[first], trace["name"][outer], trace["name"][rows]])
     counts = np.bincount(group, minlength=len(keys))
-    means = np.bincount(group, weights=length, minlength=len(keys)) / np.maximum(counts, 1)
+    means = np.bincount(group, weights=length, minlength=len(keys)) / counts
     texts = trace.text("name")
     return {
-        (CLASSES[key // size // size], texts[key // size % size], texts[key % size]): (count, mean)
-        for key, count, mean in zip(keys.tolist(), counts.tolist(), means.tolist(), strict=True)
+        (CLASSES[which], texts[one], texts[other]): (count, mean)
+        for (which, one, other), count, mean in zip(
+            keys, counts.tolist(), means.tolist(), strict=True
+        )
     }
-
-
-def _inputs(text: str) -> int:
-    shapes: Any = json.loads(text)
-    return sum(len(one) if one and isinstance(one[0], list) else 1 for one in shapes)
 
 
 def _typical_heads() -> list[list[Any]]:

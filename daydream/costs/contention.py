@@ -149,7 +149,9 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
     if not len(kernels) or not len(transfers):
         return NOTHING
     both = _Both(graph, kernels, transfers)
-    clock = _clock_ns(trace)
+    on_gpu = trace.is_kind("kernel")
+    times = np.append(trace["start_ns"][on_gpu], trace["duration_ns"][on_gpu])
+    clock = 1000 if len(times) and not (times % 1000).any() else CLOCK_NS
     by_itself = both.shared_ns <= SHARED * both.kernel_ns
     runs = _Runs(
         _places(graph, kernels, SAME_KERNEL),
@@ -290,9 +292,3 @@ def _numbered(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return a number from 0 on for each distinct pair."""
     values, codes = distinct(second)
     return distinct(first.astype(np.int64) * len(values) + codes)[1]
-
-
-def _clock_ns(trace: Trace) -> int:
-    device = trace.is_kind("kernel")
-    times = np.append(trace["start_ns"][device], trace["duration_ns"][device])
-    return 1000 if len(times) and not (times % 1000).any() else CLOCK_NS

@@ -9,7 +9,7 @@ its docstring; each can be left out by name (all parts by what is ahead of the d
 | `streams` | device tasks in launch order | `streams` |
 | `graphs.holes` | nodes of a CUDA graph that the profiler left out | `streams` |
 | `gloo` | collectives on threads of the CPU: who begins them and who waits for them | `communication` |
-| `fake_world` | collectives of a fake world: who begins them and who waits for them | `fake_world` |
+| `fake_world` | collectives of a fake world: who begins them and who waits for them | `communication` |
 | `blocked` | threads that the recording says were blocked: what ended the wait | `recurrent_waits` |
 | `handoff` | a thread that wakes another and is blocked until it is done | `handoff` |
 | `wakes` | a thread that goes on just behind a point of another, step after step | `recurrent_waits` |
@@ -42,9 +42,8 @@ from daydream.errors import GraphError
 from daydream.graph.draft import Draft
 from daydream.graph.graph import Graph
 from daydream.graph.lower import CycleError, lower
-from daydream.graph.rules.communication import match_ranks, run_on_threads
+from daydream.graph.rules.communication import match_ranks, run_on_threads, transfer_in_fake_world
 from daydream.graph.rules.events import WAYS, follow_what_held
-from daydream.graph.rules.fake_world import transfer_in_fake_world
 from daydream.graph.rules.readings import read_pauses
 from daydream.graph.rules.recurrent_waits import (
     wait_for_lock,

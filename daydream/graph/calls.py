@@ -188,16 +188,12 @@ def _around(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return around
 
 
+@lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
 def shapes_in(text: str) -> list[list[int]]:
     """Return the shapes of tensors in a recorded text, those within lists of tensors too.
 
     `[[32, 64], [64], []]` holds a matrix, a vector, and an argument that is no tensor (or a scalar).
     """
-    return [*_shapes_in(text)]
-
-
-@lru_cache(maxsize=1 << 14)  # a few thousand texts make a trace, and every optimization reads them
-def _shapes_in(text: str) -> list[list[int]]:
     try:
         return [*_flat(json.loads(text))]
     except ValueError:

@@ -281,10 +281,10 @@ class Graph(NotebookTables):
 
     def differs_in_times_only(self, other: Graph) -> bool:
         """Tell whether another graph has the same plans but for durations and gaps; False if that is open."""
-        if self.scheduled or other.scheduled:
-            return False
         if (
-            self.lanes != other.lanes
+            self.scheduled
+            or other.scheduled
+            or self.lanes != other.lanes
             or self.queue_depth != other.queue_depth
             or self.steps != other.steps
         ):

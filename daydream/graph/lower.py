@@ -42,11 +42,7 @@ LONGEST = 6  # steps of a cycle that are named
 
 
 class CycleError(GraphError):
-    """Tasks wait for each other; `edges` are one cycle: a task, the one behind it, and why it is."""
-
-    def __init__(self, message: str, edges: list[tuple[int, int, Cause]]) -> None:
-        super().__init__(message)
-        self.edges = edges
+    """Tasks wait for each other."""
 
 
 class Lowered(Struct):
@@ -409,16 +405,15 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
         entry = int(src[into[entry]])
     cycle = list(walk.values())[list(walk).index(entry) :][::-1]
     named = []
-    steps = [
-        (int(tiles.task[src[edge]]), int(tiles.task[dst[edge]]), Cause(int(cause[edge])))
-        for edge in cycle
-    ]
-    for _, after, why in steps[:LONGEST]:
+    for edge in cycle[:LONGEST]:
+        after = tiles.task[dst[edge]]
         lane = graph.lanes[graph.lane[after]].name
-        named.append(f"{task_name(graph, after)} ({why.reason.format(lane=lane)})")
+        why = Cause(cause[edge]).reason.format(lane=lane)
+        named.append(f"{task_name(graph, after)} ({why})")
     more = f", and on through {len(cycle) - LONGEST} more" if len(cycle) > LONGEST else ""
-    words = f"{task_name(graph, steps[0][0])} comes before {', before '.join(named)}{more}"
-    raise CycleError(f"the graph has a cycle of {len(cycle)} tasks: {words}", steps)
+    first = task_name(graph, tiles.task[src[cycle[0]]])
+    words = f"{first} comes before {', before '.join(named)}{more}"
+    raise CycleError(f"the graph has a cycle of {len(cycle)} tasks: {words}")
 
 
 def task_name(graph: Graph, task: int) -> str:

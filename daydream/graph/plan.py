@@ -83,7 +83,6 @@ OF_NO_EDGE = (
     "by_lane",
     "before",
     "completions",
-    "last on lane",
 )  # what `Plan.cache` holds of tasks alone
 NOT_NEGATIVE = ("lane", "duration_ns", "gap_ns", "release_ns")
 

@@ -34,7 +34,6 @@ from daydream.collect.recording_cost import (
     recorded_events,
     recorded_ranges,
 )
-from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, step_rank
 from daydream.trace.trace import Trace
@@ -89,16 +88,11 @@ def overhead_scale(trace: Trace, cost: Mapping[str, Any]) -> dict[str, float]:
 
 
 def without_profiler(graph: Graph) -> Graph:
-    """Return a copy of an unedited graph without the time that recording took.
-
-    Raises `GraphError` if nothing is known of what recording cost.
-    """
+    """Return an unedited graph without the time that recording took, a copy where that is known."""
     trace = graph.recorded
     cost = cost_of_recording(trace)
     if cost is None:
-        raise GraphError(
-            "this trace does not say what recording cost; record it again with `daydream collect`"
-        )
+        return graph
     rows, thread, *overheads = _overheads(trace, cost)
     thread_of_row = np.full(len(trace), -1, np.int64)
     thread_of_row[rows] = thread[: len(rows)]

@@ -16,6 +16,7 @@ from daydream.predict.prediction import Prediction
 from daydream.transforms.real_change import code_of
 
 Result: TypeAlias = Difference | Prediction
+PREDICTED = ("predicted", "predicted_low", "predicted_high")  # times of a prediction
 LONGEST_TAG = 4_000  # characters of a tag; MLflow takes 5,000
 
 
@@ -27,9 +28,8 @@ def figures(found: Result) -> dict[str, float]:
     came true or not, `replay_error` the largest of a step.
     """
     if isinstance(found, Prediction):
-        low, high = found.predicted_low_ns, found.predicted_high_ns
-        times = {"before": found.replayed_ns, "predicted": found.predicted_ns}
-        times |= {"predicted_low": low, "predicted_high": high}
+        times = {name: getattr(found, f"{name}_ns") for name in PREDICTED}
+        times["before"] = found.replayed_ns
         error = found.replay_error
         ratios = {"speedup": found.speedup, "replay_error": None if error is None else abs(error)}
     else:

@@ -164,7 +164,7 @@ def add_from_the_step_before(held: Allocations, rank: int) -> None:
     """Add what the first recorded step holds from the one before it, as the second does from the first."""
     on = on_device(held, rank, HOST)
     first, *others = np.unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
-    if not others or _is_the_first(held.trace, first):
+    if not others or str(held.trace.metadata["steps"][first].get("name", "")).endswith("#0"):
         return
     rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == others[0]))
     recorded = on & (held["begin"] > BEFORE)
@@ -179,10 +179,6 @@ def add_from_the_step_before(held: Allocations, rank: int) -> None:
         added[name] = np.full(len(rows), UNKNOWN)
     added["end_step"] = np.full(len(rows), first)
     held.append(added)
-
-
-def _is_the_first(trace: Trace, step: int) -> bool:
-    return str(trace.metadata["steps"][step].get("name", "")).endswith("#0")
 
 
 Row = tuple[str, int, int]

@@ -497,7 +497,11 @@ class Reading:
                     record.address,
                 )
             )
-            self.by_program = _asked_for(record.frames)
+            frames = record.frames if isinstance(record.frames, list) else []
+            names = [frame.get("name") for frame in frames if isinstance(frame, dict)]
+            self.by_program = (
+                "empty_cache" in names
+            )  # the program asked for unused memory to be returned
             return
         self.end_return(record.size)
         self.fresh = "" if record.action == "oom" else record.action
@@ -527,12 +531,6 @@ class Reading:
                 each._replace(id=ALSO if not first else PRESSED if pressed else -1)
             )
         self.returned = []
-
-
-def _asked_for(frames: object) -> bool:
-    """Tell whether a stack shows that the program asked for unused memory to be returned."""
-    rows = frames if isinstance(frames, list) else []
-    return any(isinstance(frame, dict) and frame.get("name") == "empty_cache" for frame in rows)
 
 
 UNKNOWN_RESERVED = "what was reserved is not known from the file"

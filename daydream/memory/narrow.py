@@ -56,19 +56,6 @@ LAYER = regex(
 PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
 
 
-def gradients_of_layers(held: Allocations, layer: np.ndarray) -> np.ndarray:
-    """Return what holds gradients of recurrent layers, which oneDNN computes in 32 bits: bool, shape (n,).
-
-    What its own call asks for, and not torch, is a copy of weights or room to compute in.
-
-    Args:
-        held: the allocations.
-        layer: which `LAYER` of the trace each belongs to, of the first n; -1 for none.
-    """
-    tensors = ~held.where(op=LAYER.pattern)[: len(layer)]
-    return np.asarray((layer >= 0) & in_phase(held, "backward")[: len(layer)] & tensors)
-
-
 def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
     """Give what recurrent layers keep for their backward pass, and is no tensor, its size in 16 bits.
 
@@ -241,7 +228,11 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     )
     half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
     recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
-    half &= ~gradients_of_layers(held, recurrent)
+    # oneDNN computes gradients of recurrent layers in 32 bits; what its own call asks for, and not torch, is a
+    # copy of weights or room to compute in.
+    half &= (
+        (recurrent < 0) | ~in_phase(held, "backward")[:size] | held.where(op=LAYER.pattern)[:size]
+    )
     forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
     inside = copied[forward.of[copied] >= 0]
     held.add(inside, end=used_until(held, inside, forward), kind="temporary")

@@ -228,7 +228,9 @@ def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:
     starts = np.append(0, np.cumsum(chains.sizes))[:-1]
     longest = _longest_call(chains) if on_cpu else np.maximum.reduceat(parts.duration_ns, starts)
     rate = memory_bandwidth(graph, "cpu" if on_cpu else "gpu")
-    largest = np.maximum.reduceat(_largest_input(parts), starts)
+    texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
+    sizes = [max(map(prod, shapes_in(text)), default=-1) for text in texts.tolist()]  # -1: unknown
+    largest = np.maximum.reduceat(np.array(sizes, np.int64)[which.reshape(-1)], starts)
     widths = [
         np.array([itemsize(name) or 0 for name in ends.dtype.tolist()])
         for ends in _typed_ends(chains)
@@ -354,13 +356,6 @@ def _reduction_rate(parts: Selection, starts: np.ndarray, floor: float) -> np.nd
     time = np.add.reduceat(body, starts)
     nbytes = np.add.reduceat(np.where(reduces, amounts.nbytes, 0), starts)
     return np.where(time > 0, nbytes / np.maximum(time, 1e-9), np.inf)
-
-
-def _largest_input(parts: Selection) -> np.ndarray:
-    """Return the elements of the largest input of each task's call, -1 where unknown."""
-    texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
-    sizes = [max(map(prod, shapes_in(text)), default=-1) for text in texts.tolist()]
-    return np.array(sizes, np.int64)[which.reshape(-1)]
 
 
 def _typed_ends(chains: Groups) -> tuple[Selection, Selection]:

@@ -120,23 +120,20 @@ def attention(change: Change) -> None:
         return
     on_tensor_cores = "tf32" in device.tflops
     rate = device.peak("tf32") / 3 if on_tensor_cores else device.peak("float32")
-    kept, doubt = _share_kept(graph) if on_tensor_cores else BEFORE_AMPERE
+    kept, doubt = BEFORE_AMPERE
+    if on_tensor_cores:  # names of kernels tell torch's flash attention
+        names = graph.texts["name"]
+        # A strided kernel that keeps its type has been named apart (`nocast`) since the time of FlashAttention 2.
+        strided = any("gpu_kernel_impl<" in name for name in names)
+        kept, doubt = FLASH_1 if strided else FLASH_UNKNOWN
+        if any(SINCE_2_2.search(name) for name in names):
+            kept, doubt = FLASH_2
     gain = max(device.peak("float16") * kept / rate, 1.0)
     found = change.floor + (old - change.floor) / gain
     change.new[mine], change.model[mine], change.doubt[mine] = found[mine], "attention", doubt
 
 
 CORRECTIONS: tuple[Correction, ...] = (products, streaming, attention)
-
-
-def _share_kept(graph: Graph) -> tuple[float, float]:
-    """Return what the names of the trace's kernels say of torch's flash attention: share kept, doubt."""
-    names = graph.texts["name"]
-    if any(SINCE_2_2.search(name) for name in names):
-        return FLASH_2
-    # A strided kernel that keeps its type has been named apart (`nocast`) since the time of FlashAttention 2.
-    strided = any("gpu_kernel_impl<" in name for name in names)
-    return FLASH_1 if strided else FLASH_UNKNOWN
 
 
 def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:

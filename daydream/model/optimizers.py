@@ -291,7 +291,11 @@ def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
     if _multiplies_matrices(graph, _classes(graph, metadata)):
         return None
     named: list[tuple[str | None, bool | None]] = [
-        (one.get("name"), _momentum(one)) for one in described
+        (
+            one.get("name"),
+            any(group.get("settings", {}).get("momentum") for group in one.get("groups", [])),
+        )
+        for one in described
     ]
     named = named or [(name, None) for name in sorted(_classes(graph, metadata))]
     kinds = {BY_CLASS.get(name or ""): momentum for name, momentum in named}
@@ -311,12 +315,6 @@ def _classes(graph: Graph, metadata: dict[str, Any]) -> set[str]:
         return {str(one["name"]) for one in described if one.get("name")}
     ranges = [CLASS_IN_RANGE.search(text) for text in graph.recorded.text("name")]
     return {found.group(1) for found in ranges if found}
-
-
-def _momentum(described: dict[str, Any]) -> bool:
-    return any(
-        bool(group.get("settings", {}).get("momentum")) for group in described.get("groups", [])
-    )
 
 
 def _scales_state(graph: Graph) -> bool:
@@ -351,7 +349,9 @@ def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
     trained = [one for one in metadata.get("parameters") or [] if one.get("requires_grad", True)]
     if trained:
         return len(trained), sum(prod(one["shape"]) for one in trained), "by the run's parameters"
-    nodes = _nodes_a_step(graph)
+    grads = graph.select(kind="cpu", phase="backward").group_by(within=ACCUMULATE).first()
+    counts = grads.group_by("step").sizes  # one a tensor and backward pass
+    nodes = int(np.median(counts)) if len(counts) else -1
     tensors, elements = _updated(graph, nodes)
     if elements >= 0:
         return tensors, elements, "by the shapes of the update's operators"
@@ -401,13 +401,6 @@ def _first_list(text: str) -> list[list[int]]:
         return []
     first = arguments[0] if isinstance(arguments, list) and arguments else []
     return shapes_in(json.dumps([first]))
-
-
-def _nodes_a_step(graph: Graph) -> int:
-    """Return how many `AccumulateGrad` nodes run in a typical step: one a tensor and backward pass."""
-    nodes = graph.select(kind="cpu", phase="backward").group_by(within=ACCUMULATE).first()
-    steps = nodes.group_by("step").sizes
-    return int(np.median(steps)) if len(steps) else -1
 
 
 def _width(graph: Graph, metadata: dict[str, Any]) -> int:

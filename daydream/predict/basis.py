@@ -145,7 +145,7 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     from daydream.costs.kernel_names import names_fit  # what looks at recordings comes with it
 
     (step,) = graph.steps
-    if graph.trace is None or not step.get("covered"):
+    if not step.get("covered"):
         return graph, 0
     calls = np.flatnonzero((graph.kind == CPU) & graph.alive & graph.of_rows("runtime"))
     if not len(calls):

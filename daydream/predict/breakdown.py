@@ -47,10 +47,6 @@ OF_KERNELS = {
 NAMED_BY = ("name", "op", "kind")
 MOST_PARTS = 5
 Parts: TypeAlias = Mapping[str, Mapping[str, int]]
-IDLE = "device idle"
-SYNC_WAIT = "CPU waits for the device"
-QUEUE_WAIT = "CPU waits in launch queue"
-HIDDEN = "hidden communication"
 
 
 class OfTasks(Record, kw_only=True):
@@ -362,10 +358,10 @@ def parts_of(state: SteadyState, of: Iterable[int] | None = None) -> dict[str, d
     busy = chain.busy_ns()
     transfers = chain.communication()
     beside = {
-        IDLE: 0 if busy is None else round(chain.step_ns - busy),
-        SYNC_WAIT: chain.waits_ns(Cause.SYNC),
-        QUEUE_WAIT: chain.waits_ns(Cause.QUEUE),
-        HIDDEN: 0 if transfers is None else transfers.hidden_ns,
+        "device idle": 0 if busy is None else round(chain.step_ns - busy),
+        "CPU waits for the device": chain.waits_ns(Cause.SYNC),
+        "CPU waits in launch queue": chain.waits_ns(Cause.QUEUE),
+        "hidden communication": 0 if transfers is None else transfers.hidden_ns,
     }
     return {
         "by_cause": {cause.value: ns for cause, ns in by_cause.items()},

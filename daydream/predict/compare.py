@@ -309,9 +309,7 @@ def compare(
 def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
     """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
     graph = found.graph
-    step_ns = found.basis_ns
-    low = step_ns
-    high = step_ns
+    low = high = step_ns = found.basis_ns
     if found.basis_measured_ns is not None:  # it was measured
         step_ns = found.basis_measured_ns
         times = [step.measured_ns for step in found.steps]

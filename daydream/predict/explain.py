@@ -215,12 +215,9 @@ def explain(
         general_ns = 0
     return Explanation(
         whatif=now.optimization or None,
-        basis=before.basis,
-        measured_ns=before.basis_measured_ns,
-        replay_error=before.basis_error,
+        **before.basis_figures | {"replayed_ns": asker.step_ns},
         steps=tuple(str(graph.steps[step]["name"]) for step in chain.steps),
         step_ns=round(chain.step_ns),
-        replayed_ns=asker.step_ns,
         causes=causes,
         bound=bound(causes, **without, with_cpu=has_cpu(graph)),
         **without,
@@ -402,7 +399,7 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
     """
     graph = runner.replay.graph
     now = runner.now
-    changes = now.memory_changes() if now.memory_changes else []
+    changes = now.memory_changes()
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:
         return None, answer.unsaid
@@ -435,7 +432,7 @@ def _smaller(
             continue  # it does not apply
         memory = answer_of(
             runner.replay.graph,
-            prediction.memory_changes() if prediction.memory_changes else [],
+            prediction.memory_changes(),
             now.capacity_bytes,
         ).memory
         if memory is not None and memory.after_bytes < now.after_bytes:

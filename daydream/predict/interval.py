@@ -126,17 +126,12 @@ class Uncertainty(Struct, frozen=True):
     recording: float = 0.0
     waiting: float = 0.0
 
-    @property
-    def total_ns(self) -> float:
-        """How far the step may be above the predicted one."""
-        return hypot(*astuple(self)[:-1], max(self.waiting, 0.0))
-
     def ends(self, step_ns: float) -> list[float]:
         """Return the ends of the interval around a step, in ns."""
-        return [
-            step_ns - hypot(*astuple(self)[:-1], max(-self.waiting, 0.0)),
-            step_ns + self.total_ns,
-        ]
+        *both, waiting = astuple(self)
+        below = hypot(*both, max(-waiting, 0.0))
+        above = hypot(*both, max(waiting, 0.0))
+        return [step_ns - below, step_ns + above]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -277,9 +272,8 @@ def _another_run_ns(comparison: Prediction) -> float:
     other = sum(waits.values())
     scale = comparison.simulated_ns / max(cpu + other, 1)
     shown = 0.0
-    trace = comparison.replay.graph.trace
     # Where little is recorded of the CPU, its time is about that of other runs.
-    if trace is not None and cost_of_recording(trace) is not None:
+    if cost_of_recording(comparison.replay.graph.recorded) is not None:
         shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
     on_cpu = ANOTHER_RUN["CPU"] * (scale * cpu - shown)
     on_device = ANOTHER_RUN["device"] * scale * other
@@ -396,7 +390,7 @@ def _first_come_ns(comparison: Prediction) -> int:
     Which of the two comes first is chance.
     """
     timeline = comparison.after.timeline
-    plan = comparison.after.timeline.plan
+    plan = timeline.plan
     lock = plan.edge_cause == Cause.LOCK
     if lock.any():
         before = plan.before_on_lane()
@@ -446,10 +440,9 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     mine = timeline.copy == after.copy
     start = np.full(graph.size, LONGEST_NS)
     end = np.zeros(graph.size)
-    start[timeline.task[mine]], end[timeline.task[mine]] = (
-        timeline.start_ns[mine],
-        timeline.end_ns[mine],
-    )
+    task = timeline.task[mine]
+    start[task] = timeline.start_ns[mine]
+    end[task] = timeline.end_ns[mine]
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
     of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / steps
     if of_lane.sum() <= APART * comparison.simulated_ns:

@@ -47,13 +47,9 @@ def answer_of(graph: Graph, changes: Sequence[MemoryChange], capacity: int | Non
         changes: what each does, in the order of the graph's edits.
         capacity: what the device has, in bytes; by default what the trace says of it.
     """
-    trace = graph.trace
-    if trace is None or trace.memory is None or not len(trace.memory):
-        why = (
-            OF_A_RANGE
-            if trace is not None and trace.metadata.get("steps_read")
-            else NOTHING_RECORDED
-        )
+    trace = graph.recorded
+    if trace.memory is None or not len(trace.memory):
+        why = OF_A_RANGE if trace.metadata.get("steps_read") else NOTHING_RECORDED
         return MemoryAnswer(unsaid=None if capacity is None else why)
     if unsaid := cannot_say(changes):
         return MemoryAnswer(unsaid=f"{listed(unsaid)} cannot say what that does to memory")

@@ -173,7 +173,7 @@ class Prediction(Changed, NotebookFigure, eq=False):
         None
     )  # what may be of the layers that were chosen, or of others
     memory_answer = Live(MemoryAnswer())  # peak memory before and after, or why it is not known
-    memory_changes = Live[Callable[[], Sequence[MemoryChange]] | None](None)
+    memory_changes = Live[Callable[[], Sequence[MemoryChange]]](list)
     capacity_bytes = Live[int | None](None)  # what each device has; by default what the trace says
 
     @classmethod
@@ -385,7 +385,7 @@ def predict(
     found = Prediction.of(replay, edit.name, options, graph, after)
     found.changed, found.inserted, found.removed = diff.counts
     found.contention = chosen
-    found.memory_changes = edit.memory
+    found.memory_changes = edit.memory or list
     found.capacity_bytes = capacity_bytes
     if (
         interval

@@ -22,7 +22,7 @@ from daydream.files.cache import Contents
 from daydream.graph.calls import fused_parts
 from daydream.graph.graph import Graph
 from daydream.graph.lower import lower
-from daydream.graph.profiler_overhead import cost_of_recording, without_profiler
+from daydream.graph.profiler_overhead import without_profiler
 from daydream.graph.tables import COLLECTIVE, COSTS, KERNEL, TABLES, Facts, Lane, step_rank
 from daydream.lazy import NotebookFigure
 from daydream.predict.basis import (
@@ -317,7 +317,6 @@ class Replay(NotebookFigure):
             "event_waits": facts.event_waits,
             "queue_depth": facts.queue_depth,
             "collectives": _collectives(self.recording),
-            "notes": [*self.notes],
         }
         own = [name for name in ReplayFigures.__struct_fields__ if name not in graph_figures]
         return ReplayFigures(**graph_figures, **{name: getattr(self, name) for name in own})
@@ -410,30 +409,29 @@ def _in_fake_world(found: Replay) -> Replay:
 
     `steps` stay those of the recording, where collectives took no time.
     """
-    from daydream.costs.network import fake_world  # of few traces
+    from daydream.costs.network.networks import cluster_of_world, on_cluster  # of few traces
 
-    machines = fake_world.cluster_of_world(found.graph.recorded)
+    machines = cluster_of_world(found.graph.recorded)
     recording = found.recording
-    graphs = [fake_world.on_cluster(each.graph, machines) for each in (recording, found)]
-    recorded, timed = map(settle, graphs)
-    silent_ns = settle(fake_world.on_cluster(found.graph, None)).step_ns
-    exposed_ns = max(timed.step_ns - silent_ns, 0)
+    recorded, timed, silent = (
+        settle(on_cluster(each.graph, cluster))
+        for each, cluster in ((recording, machines), (found, machines), (found, None))
+    )
+    exposed_ns = max(timed.step_ns - silent.step_ns, 0)
     said = (
         f"{exposed_ns / 1e6:,.3f} of {timed.step_ns / 1e6:,.3f} ms per step wait for collectives, whose times are "
         f"a model's. {machines.describe()}"
     )
-    return replace(
-        found,
-        graph=graphs[1],
-        settled=timed,
-        recorded=replace(recording, graph=graphs[0], settled=recorded),
-        basis=ESTIMATED,
-        basis_measured_ns=None,
-        basis_typical_measured_ns=None,
-        basis_error=None,
+    return Replay(
+        timed.timeline.graph,
+        timed,
+        found.steps,
+        replace(recording, graph=recorded.timeline.graph, settled=recorded),
+        ESTIMATED,
+        recording_cost=found.recording_cost,
+        start_up_ns=found.start_up_ns,
         spread=max(found.spread, NETWORK_ERROR * exposed_ns / max(timed.step_ns, 1)),
         said=[*found.said, said],
-        parts=None,
     )
 
 
@@ -567,7 +565,7 @@ def baseline_of(found: Replay) -> Replay:
             return replace(found, recording_cost=cost)
     if len(graph.steps) == 1:
         graph, start_up_ns = without_start_up(graph, notes)
-    corrected = graph if cost_of_recording(trace) is None else without_profiler(graph)
+    corrected = without_profiler(graph)
     if timed is not None:
         settled = settle(corrected)
         error = relative(settled.step_ns, timed.mean_ns)

@@ -213,10 +213,14 @@ def scaling(
         step_ns, waiting_ns = _at_least(alone_ns, after.simulated_ns), 0
         if waits:
             slowdown = slowdown_of(
-                graph, count, jitter=jitter, stragglers={0: straggler}, seed=seed,
+                graph,
+                count,
+                jitter,
+                straggler,
+                seed,
                 settled_copy=after.after.copy,
                 contention=between(after.contention, before.graph, graph),
-            )  # fmt: skip
+            )
             waiting_ns = max(round(after.simulated_ns * (slowdown - 1)), 0)
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
         limit, latency = _limit(network, messages)
@@ -266,15 +270,17 @@ class _Ddp:
 
     def __init__(self, options: Options) -> None:
         self.ddp = parse("ddp")
-        self.given = self.options = options
+        self.options = options
 
     def edit(self, workers: int) -> Edit:
         """Return what makes the recorded graph that of one of so many workers."""
-        return Edit(NAME, lambda graph: apply(self.ddp, graph, {**self.given, "workers": workers}))
+        return Edit(
+            NAME, lambda graph: apply(self.ddp, graph, {**self.options, "workers": workers})
+        )
 
     def memory(self, workers: int) -> list[MemoryChange]:
         """Return what so many workers make of the memory of one."""
-        return memory_changes(self.ddp, {**self.given, "workers": workers}) if workers > 1 else []
+        return memory_changes(self.ddp, {**self.options, "workers": workers}) if workers > 1 else []
 
     def exchange(
         self, after: Prediction, workers: int

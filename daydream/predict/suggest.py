@@ -44,7 +44,6 @@ LONG_GAP = 0.01  # of a step: untraced time in one piece that is told by itself,
 LONG_GAP_NS = 500_000  # more than Python takes between two operators
 MOST_WAITS = 4  # groups of waiting calls
 MOSTLY = 0.5  # of a cost: what holds more of it names its place
-FROM_DEVICE = r"DtoH|DeviceToHost"
 TO = "to the device"
 BREAKS = "graph breaks"
 ALLOCATION = regex(r"(?i)malloc|free")
@@ -175,34 +174,26 @@ def _add(
     found.append(cost.having(asked=asked, made_of=made_of))
 
 
-def _calls_that_block(chain: Chain) -> list[Avoidable]:
-    """Return calls that wait for the device: each holds up its thread, and the device runs dry behind it.
+def _calls_that_block(chain: Chain, found: list[Avoidable]) -> None:
+    """Add calls that wait for the device: each holds up its thread, and the device runs dry behind it.
 
     Calls are told apart by their operator and by what they copy. A copy that blocks shows its
     wait in the copy itself or in the synchronization of the same operator call.
     """
     graph = chain.graph
-    found = list[Avoidable]()
     times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    said = [""] * len(tasks)  # what each copies
-    copies = {"from the device": FROM_DEVICE, TO: TO_DEVICE}
-    launches = {
-        words: graph.select(kind="memcpy", name=name).launches() for words, name in copies.items()
-    }
+    said = np.full(len(tasks), "", object)  # what each copies
     for column in (
         "call",
         "row",
     ):  # the same operator call, else the very call; the latter is surer
-        waiting = getattr(tasks, column).tolist()
-        for words, found_calls in launches.items():
-            known = {*getattr(found_calls, column).tolist()} - {-1}
-            said = [
-                words if call in known else was for call, was in zip(waiting, said, strict=True)
-            ]
-    calls = zip(said, tasks.op, tasks.name, strict=True)
-    for number, (copied, op, name) in enumerate(calls):
+        for words, name in (("from the device", "DtoH|DeviceToHost"), (TO, TO_DEVICE)):
+            known = getattr(graph.select(kind="memcpy", name=name).launches(), column)
+            said[np.isin(getattr(tasks, column), known[known >= 0])] = words
+    waiting = zip(said, tasks.op, tasks.name, strict=True)
+    for number, (copied, op, name) in enumerate(waiting):
         groups[copied, name if op is None or ALLOCATION.search(name) else op].append(number)
     for copied, called in sorted(groups, key=lambda key: (-ns[groups[key]].sum(), key))[
         :MOST_WAITS
@@ -216,12 +207,11 @@ def _calls_that_block(chain: Chain) -> list[Avoidable]:
         sort = f"blocking copies {copied}" if copied else "synchronization"
         place = place_of(graph, task[mine], ns[mine])._replace(label=called)
         _add(chain, found, times, sort, f"{sort}: waits of {called}", mine, *whatifs, place=place)
-    return found
 
 
-def _stretches(chain: Chain) -> list[Avoidable]:
-    """Return stretches of the path that have a cause in common, with the what-ifs that may remove it."""
-    graph, of, found = chain.graph, chain.of, list[Avoidable]()
+def _stretches(chain: Chain, found: list[Avoidable]) -> None:
+    """Add stretches of the path that have a cause in common, with the what-ifs that may remove it."""
+    graph, of = chain.graph, chain.of
     add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
     # Stretches in which a thread records nothing for long.
     long = chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS)
@@ -339,7 +329,6 @@ def _stretches(chain: Chain) -> list[Avoidable]:
     add(
         "32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32"
     )
-    return found
 
 
 def avoidable_costs(chain: Chain) -> list[Avoidable]:
@@ -348,11 +337,11 @@ def avoidable_costs(chain: Chain) -> list[Avoidable]:
     One what-if may remove several costs; it is named with the largest of them. What the recorded script
     cannot have is not named.
     """
+    costs: list[Avoidable] = []
+    _calls_that_block(chain, costs)
+    _stretches(chain, costs)
     # What removes graph breaks is named with them: of compiled code it removes nothing else.
-    costs = sorted(
-        [*_calls_that_block(chain), *_stretches(chain)],
-        key=lambda each: (each.sort != BREAKS, -each.cost_ns),
-    )
+    costs.sort(key=lambda each: (each.sort != BREAKS, -each.cost_ns))
     names = {name for cost in costs for name, _ in cost.asked}
     offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
     named: list[WhatIf] = []

@@ -15,7 +15,6 @@ are float64, which hold whole numbers exactly up to 2**53 ns (104 days): results
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -23,14 +22,11 @@ import numpy as np
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
-from daydream.graph.tables import COLLECTIVE
+from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.simulate import simulate
-from daydream.simulate.engine import run
-from daydream.simulate.steady_state import need_steps, repeatable
+from daydream.simulate.steady_state import repeatable
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from daydream.graph.graph import Graph
     from daydream.graph.plan import Plan
     from daydream.simulate.contention import Contention
@@ -43,40 +39,29 @@ MOST_TASKS = 1_000_000  # of one rank's repeated window
 def slowdown_of(
     graph: Graph,
     ranks: int,
+    jitter: float,
+    straggler: float,
+    seed: int,
     *,
-    jitter: float = 0.0,
-    stragglers: Mapping[int, float] | None = None,
-    seed: int = 0,
-    settled_copy: int = 0,
-    contention: Contention | None = None,
+    settled_copy: int,
+    contention: Contention | None,
 ) -> float:
     """Return how many times longer so many ranks take for a graph's steps than one that waits for nobody.
 
-    `jitter` is the standard deviation of a rank's factor from step to step, `stragglers` the factor
-    of each rank that is always slower. Collectives meet all ranks. A step of the job is from all ranks'
+    `jitter` is the standard deviation of a rank's factor from step to step, `straggler` that of
+    rank 0 in all steps. Collectives meet all ranks. A step of the job is from all ranks'
     completion of one to that of the next; passes up to `settled_copy` do not count.
     The same seed gives a rank the same factors, however many others there are. With `contention`
     every rank's kernels and transfers slow each other as those of a rank that waits for nobody do.
-
-    Raises `GraphError` for numbers that make no sense, and if the graph covers no step.
     """
-    if ranks < 1 or not 0 <= jitter < np.inf:
-        raise GraphError(
-            f"1 or more ranks and a jitter of 0 or more are needed, not {ranks} and {jitter:g}"
-        )
-    unknown = [rank for rank in stragglers or {} if not 0 <= rank < ranks]
-    if unknown:
-        raise GraphError(f"rank {unknown[0]} is to be slower, but ranks are 0 to {ranks - 1}")
-    need_steps(graph)
     window = repeatable(graph)
     copies = 1
     if window is not None:  # so many passes that enough steps count
-        covered = sum(bool(step.get("covered")) for step in graph.steps)
-        wanted = settled_copy + 1 + ceil(STEPS / covered)
+        wanted = settled_copy + 1 + ceil(STEPS / covered_steps(graph).sum())
         copies = max(min(wanted, MOST_TASKS // len(graph)), settled_copy + 2)
     timeline = simulate(graph, copies=copies, window=window, contention=contention)
     first, step = distinct_rows([timeline.copy, timeline.column("step")])  # repetitions counted
-    factors = factors_of(ranks, len(first), jitter=jitter, stragglers=stragglers, seed=seed)
+    factors = factors_of(ranks, len(first), jitter, straggler, seed)
     row = np.where(graph.kind[timeline.task] == COLLECTIVE, ALL_MEET, step)
     closing = timeline.closing
     settled = min(settled_copy, int(timeline.copy[closing].max()) - 1)
@@ -92,14 +77,7 @@ def slowdown_of(
     return together / alone if alone else 1.0
 
 
-def factors_of(
-    ranks: int,
-    steps: int,
-    *,
-    jitter: float = 0.0,
-    stragglers: Mapping[int, float] | None = None,
-    seed: int = 0,
-) -> np.ndarray:
+def factors_of(ranks: int, steps: int, jitter: float, straggler: float, seed: int) -> np.ndarray:
     """Return a factor for each step and rank, steps x ranks.
 
     Each rank's jitter is normal around 1, and exactly 1 in the mean of the steps, so that what a
@@ -110,15 +88,12 @@ def factors_of(
         drawn = np.random.default_rng(seed).standard_normal((ranks, steps))
         drawn -= drawn.mean(axis=1, keepdims=True)
         factors += jitter * drawn / np.sqrt(1 - 1 / steps)
-    for rank, factor in (stragglers or {}).items():
-        factors[rank] *= factor
+    factors[0] *= straggler
     return np.maximum(factors, 0).T
 
 
-def ends(
-    plan: Plan, factors: npt.ArrayLike, row: npt.ArrayLike, tasks: npt.ArrayLike
-) -> np.ndarray:
-    """Return when the given tasks end on each rank, in ns: tasks x ranks.
+def ends(plan: Plan, factors: np.ndarray, row: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+    """Return when the given tasks end on each rank, in ns: tasks x ranks, by one pass over all tasks of the plan.
 
     Args:
         plan: of one rank.
@@ -126,16 +101,10 @@ def ends(
         row: which row of the factors each task of the plan has; `ALL_MEET` for a collective.
         tasks: those whose ends are asked for.
 
-    Raises `GraphError` for factors that cannot be, and for a plan with a policy on a lane: it decides in time
-    order, by rank.
+    Raises `GraphError` for a plan with a policy on a lane: it decides in time order, by rank.
 
     """
-    asked = np.asarray(tasks, np.int64)
-    row = np.asarray(row, np.int64)
-    factors = np.atleast_2d(np.asarray(factors, np.float64))
-    if not factors.size or not (np.isfinite(factors) & (factors >= 0)).all():
-        raise GraphError("a factor of 0 or more is needed for each of one or more ranks")
-    if plan.scheduled and factors.shape[1] > 1:
+    if plan.scheduled:
         raise GraphError(
             "a lane that is scheduled by priority picks at other times on each rank; "
             "ranks cannot be lanes of one graph there"
@@ -144,17 +113,6 @@ def ends(
     distinct, column = np.unique(factors, axis=1, return_inverse=True)
     columns = distinct.shape[1]
     factors = np.append(distinct, np.ones((1, columns)), axis=0)  # the last is that of collectives
-    if columns == 1:
-        by = factors[row, 0]
-        costs = (np.floor(ns * by + 0.5).astype(np.int64) for ns in (plan.duration_ns, plan.gap_ns))
-        found = run(plan.with_costs(*costs))[1][asked][:, None]
-    else:
-        found = _in_columns(plan, factors, row, asked)
-    return found[:, column.reshape(-1)]
-
-
-def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return when the tasks asked for end in each column, in ns, by one pass over all tasks of the plan."""
     by = [float(each[0]) if (each == each[0]).all() else each for each in factors]
     key = (
         2 * plan.edge_src.astype(np.int64) + ~plan.edge_from_start
@@ -162,11 +120,11 @@ def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndar
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
     times: dict[int, np.ndarray] = {}
-    progress = np.zeros((plan.lanes, factors.shape[1]))
-    end = dict.fromkeys(asked.tolist(), progress[:0])
-    columns = plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns, np.diff(plan.edge_ptr), row
+    progress = np.zeros((plan.lanes, columns))
+    end = dict.fromkeys(tasks.tolist(), progress[:0])
+    costs = plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns, np.diff(plan.edge_ptr), row
     for task, (lane, release, duration, gap, causes, number) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
+        zip(*(each.tolist() for each in costs), strict=True)
     ):
         now = progress[lane]
         factor = by[number]
@@ -190,6 +148,5 @@ def _in_columns(plan: Plan, factors: np.ndarray, row: np.ndarray, asked: np.ndar
             end[task] = now.astype(np.int64)
         if gap:
             now += np.floor(factor * gap + 0.5)
-    return np.array([end[task] for task in asked.tolist()], np.int64).reshape(
-        len(asked), factors.shape[1]
-    )
+    found = np.array([end[task] for task in tasks.tolist()], np.int64).reshape(-1, columns)
+    return found[:, column.reshape(-1)]

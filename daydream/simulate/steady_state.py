@@ -21,7 +21,7 @@ import numpy as np
 from daydream.arrays import combinations
 from daydream.errors import GraphError
 from daydream.graph.lower import Window, where_in
-from daydream.graph.tables import ORDER_STEP, step_rank
+from daydream.graph.tables import ORDER_STEP, covered_steps, step_rank
 from daydream.simulate import simulate
 
 if TYPE_CHECKING:
@@ -125,16 +125,8 @@ def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState
         # When each lane ends with each pass: a row a pass.
         plan = timeline.plan
         lanes = len(graph.lanes)
-        if "last on lane" not in plan.cache:
-            last = np.full((int(timeline.copy.max(initial=0)) + 1) * lanes, -1)
-            last[timeline.copy * np.int64(lanes) + plan.lane] = np.arange(
-                len(plan)
-            )  # the last is written last
-            plan.cache["last on lane"] = last
-        last = plan.cache["last on lane"]
-        ends = np.where(last >= 0, timeline.end_ns[last], 0)
-        if plan.scheduled:
-            np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
+        ends = np.zeros((int(timeline.copy.max(initial=0)) + 1) * lanes, np.int64)
+        np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
         all_ends = ends.reshape(-1, lanes)
         if len(all_ends) == 1:  # the window holds no work
             return SteadyState(timeline, times, 0, settled=True)
@@ -193,7 +185,7 @@ def need_steps(graph: Graph) -> None:
     """Raise `GraphError` if there is no step to be judged."""
     if not len(graph):
         raise GraphError("there is nothing to simulate: the graph has no tasks")
-    if not any(step.get("covered") for step in graph.steps):
+    if not covered_steps(graph).any():
         reasons = sorted({step["why_not"] for step in graph.steps if step.get("why_not")})
         said = f"no step of this trace can be judged: {'; '.join(reasons) or 'it has no steps'}."
         if "recorded" not in said:
@@ -216,7 +208,7 @@ def repeatable(graph: Graph) -> Window | None:
     )
     if len(by_rank) > 1:
         return _windows_of_ranks(graph, by_rank, longest)
-    covered = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    covered = np.flatnonzero(covered_steps(graph)).tolist()
     return _window(graph, covered[-longest:]) if covered and covered[0] else None
 
 

@@ -74,7 +74,7 @@ class Timeline(NotebookFigure):
     @property
     def makespan_ns(self) -> int:
         """End of the last task."""
-        return int(self.end_ns.max()) if len(self.end_ns) else 0
+        return int(self.end_ns.max(initial=0))
 
     @cached_property
     def wait_ns(self) -> np.ndarray:

@@ -45,17 +45,19 @@ def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) 
     lines: dict[str, None] = {}
     for optimization in optimizations:
         code = optimization.code
-        if graph is not None and graph.recorded.metadata.get("profiler") == "jax":
+        if graph is None:
+            pass
+        elif graph.recorded.metadata.get("profiler") == "jax":
             from daydream.optimizations import IN_JAX
 
             code = IN_JAX.get(optimization.name, "")
-        elif graph is not None and "train_step(" in code:
+        elif "train_step(" in code:
             if not len(graph.select(phase=("backward", "optimizer"))):
                 code = code.replace("train_step(", "model(")
-        elif graph is not None and "torch.bfloat16" in code:
+        elif "torch.bfloat16" in code:
             if (device_properties(graph).get("compute_major") or 8) < 8:  # no units for bfloat16
                 code = code.replace("torch.bfloat16", "torch.float16")
-        elif graph is not None and OPTIMIZER.search(code):
+        elif OPTIMIZER.search(code):
             optimizers = torch_optimizers(graph)
             if len(optimizers) == 1:
                 code = OPTIMIZER.sub(rf"torch.optim.{optimizers.pop()}(\1)", code)

@@ -1,7 +1,7 @@
 """Fake worlds: a script runs as one rank of many, whose collectives are recorded and answered at once.
 
 `script` makes the world in the process of the script, `process_group` answers its collectives, `rows` puts them
-into the recording. How long they take is decided when the trace is replayed (`costs.network.fake_world`).
+into the recording. How long they take is decided when the trace is replayed (`costs.network.networks`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from daydream.transforms.registry import Optimization, Option, find, names
 ROOT = Path(__file__).resolve().parents[2]
 ABOUT_EXAMPLES = (
     "The first trace is [synthetic](../tour.md#the-traces-that-come-along): it shows what the optimization "
-    "does, not what a GPU would gain. [One table](../optimizations.md#on-public-training-traces) has all of "
+    "does, not what a GPU would gain. [One table](../evaluation/optimizations.csv) has all of "
     "them on public traces of real GPUs."
 )
 TRACES = ("synthetic_gpt_gpu", "mlp_cpu")

@@ -60,11 +60,11 @@ def test_import_writes_where_it_says(ask, folder):
 
 
 def test_steps_can_be_named_by_a_marker_or_found(ask):
-    marked = ask("info step.json.gz --step-marker ^Optimizer.step")
-    found = ask("info step.json.gz --steps auto")
-
-    assert "from ranges that match '^Optimizer.step'" in marked.out
-    assert "from period of the launch sequence (auto)" in found.out
+    for how, said in (
+        ("--step-marker ^Optimizer.step", "from ranges that match '^Optimizer.step'"),
+        ("--steps auto", "from period of the launch sequence (auto)"),
+    ):
+        assert said in " ".join(ask(f"info step.json.gz {how}").out.split())
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(ask):

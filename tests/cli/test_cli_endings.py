@@ -53,10 +53,8 @@ def test_a_signal_ends_a_command_that_cleans_up(number, folder):
 
 
 # The command line as it is, but its writing of a trace never ends.
-# Ctrl-C reaches a process that was started in the background of a shell without job control, too.
 WRITING = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import daydream.files.atomic
 from daydream.cli import main

@@ -4,14 +4,13 @@ import copy
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_graphs import kernels, named
 from small_traces import call, kernel, op, row, trace
 
 import daydream
-from daydream import GraphError, Trace, build
+from daydream import Trace, build
 from daydream.graph.profiler_overhead import overhead_scale, without_profiler
 from daydream.predict.prediction import RecordedStep
 from daydream.trace.memory_events import MemoryEvents
@@ -171,11 +170,10 @@ def test_the_graph_itself_stays_as_it_is():
     assert pieces(graph) == before
 
 
-def test_a_trace_without_the_cost_is_refused_and_replays_as_before():
+def test_a_trace_without_the_cost_stays_and_replays_as_before():
     graph = build(trace(op("a", 0, 5), op("b", 5, 9), steps=(0, 5, 9), profiler_cost=None))
 
-    with pytest.raises(GraphError, match="record it again"):
-        without_profiler(graph)
+    assert without_profiler(graph) is graph
     result = daydream.replay(graph)
     said = result.to_json()
     assert said["basis"] == "recorded"

@@ -150,7 +150,7 @@ def test_all_engines_are_equal(plan):
 @given(plans())
 def test_a_rank_that_nobody_waits_for_ends_as_if_alone(plan):
     assert (
-        ends(plan, [1.0, 2.0], [0] * len(plan), np.arange(len(plan)))[:, 0].tolist()
+        ends(plan, np.array([[1.0, 2.0]]), np.zeros(len(plan), int), np.arange(len(plan)))[:, 0].tolist()
         == engine.run(plan)[1].tolist()
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import unique
+from daydream.arrays import last_before, unique
 from daydream.collect.derive.by_parameter import (
     Layers,
     own_accumulated,
@@ -44,23 +44,10 @@ def link_forward(recording: Recording) -> np.ndarray:
     lanes = unique(threads[forward])
     lane_of_node = _forward_lanes(recording, nodes, forward, threads, lanes)
     key = _join(np.searchsorted(lanes, threads[forward]), sequence[forward])
-    order = np.lexsort((forward, start[forward], key))
-    forward = forward[order]
-    key = key[order]
     wanted = _join(lane_of_node, sequence[nodes])
-    # The last forward operator with this key that began before the node.
-    both = np.lexsort(
-        (
-            np.append(np.zeros(len(forward), np.int8), np.ones(len(nodes), np.int8)),
-            np.append(start[forward], start[nodes]),
-            np.append(key, wanted),
-        )
-    )
-    is_node = both >= len(forward)
-    slot = np.cumsum(~is_node)[is_node] - 1
-    node = both[is_node] - len(forward)
-    match = (slot >= 0) & (key[np.maximum(slot, 0)] == wanted[node])
-    found[nodes[node[match]]] = forward[slot[match]]
+    found[nodes] = np.append(forward, UNKNOWN)[
+        last_before(key, start[forward], wanted, start[nodes])
+    ]
     return found
 
 
@@ -123,9 +110,12 @@ def find_layers(
     if (forward_of >= 0).any():
         host = recording.is_kind("operator", "annotation", "runtime")
         _node_layers(recording, nesting.parent, own, forward_of)
-        before = _node_before(
-            recording, accumulated, np.flatnonzero((forward_of >= 0) & (own >= 0))
-        )
+        threads = recording.threads
+        nodes = np.flatnonzero((forward_of >= 0) & (own >= 0))
+        # The node that ran last before each on its thread; rows are in the order of their starts.
+        before = np.append(nodes, UNKNOWN)[
+            last_before(threads[nodes], nodes, threads[accumulated], accumulated)
+        ]
         own[accumulated[before >= 0]] = own[before[before >= 0]]
         own_accumulated(recording, accumulated, before, layers)
         _like_inner_row(nesting.parent, own, accumulated, accumulated)
@@ -198,21 +188,3 @@ def _name_modules(
             codes[paths[row]] = len(texts)
             texts.append(paths[row])
         own[row] = codes[paths[row]]
-
-
-def _node_before(recording: Recording, accumulated: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Return the node that ran last before each row on its thread, else unknown."""
-    before = np.full(len(accumulated), UNKNOWN, np.int64)
-    if not len(accumulated) or not len(nodes):
-        return before
-    start = recording["start_ns"]
-    threads = recording.threads
-    rows = np.append(nodes, accumulated)
-    order = np.lexsort((rows, start[rows], threads[rows]))
-    is_node = order < len(nodes)
-    slot = np.cumsum(is_node)[~is_node] - 1
-    found = np.where(slot >= 0, nodes[order[is_node]][np.maximum(slot, 0)], UNKNOWN)
-    place = order[~is_node] - len(nodes)
-    same = (found >= 0) & (threads[found] == threads[accumulated[place]])
-    before[place[same]] = found[same]
-    return before

@@ -114,9 +114,7 @@ class Recording:
         """
         texts = self.text("name")
         if not kinds:
-            return _take(
-                np.array([pattern.search(text) is not None for text in texts], bool), self["name"]
-            )
+            return self.whose_name(lambda text: pattern.search(text) is not None)
         hits = np.zeros(len(texts), bool)
         for code in np.flatnonzero(self._names_of(kinds)).tolist():
             hits[code] = pattern.search(texts[code]) is not None

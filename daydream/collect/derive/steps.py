@@ -47,14 +47,12 @@ def in_capture(recording: Recording) -> np.ndarray:
     """
     inside = np.zeros(len(recording), bool)
     runtime = recording.is_kind("runtime")
-    marks = np.flatnonzero(
-        runtime & (recording.named(BEGIN, "runtime") | recording.named(END, "runtime"))
-    )
+    begins = recording.named(BEGIN, "runtime")
+    marks = np.flatnonzero(begins | recording.named(END, "runtime"))
     if not len(marks):
         return inside
     threads = recording.threads
     start = recording["start_ns"]
-    begins = recording.named(BEGIN, "runtime")
     for thread in np.unique(threads[marks]).tolist():
         mine = marks[threads[marks] == thread]
         mine = mine[np.argsort(start[mine], kind="stable")]

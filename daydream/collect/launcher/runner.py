@@ -321,7 +321,11 @@ class _Run:
             while not over.wait(LOOK_EVERY_S):
                 self._look()
                 self._long_steps.look()
-                if not warned and time.monotonic() - begin > SILENT_S and not self._reached():
+                if (
+                    not warned
+                    and time.monotonic() - begin > SILENT_S
+                    and not any(self._folder.glob(f"*{HELLO}"))
+                ):
                     warned = True
                     self._say(
                         "nothing heard from the script's interpreter yet; is it isolated (-I, -E, -S)?"
@@ -372,9 +376,6 @@ class _Run:
         if self._alike < FEW or now - self._said_at > LOOK_AGAIN_S:
             self._said_at = now
             self._say(text)
-
-    def _reached(self) -> bool:
-        return any(self._folder.glob(f"*{HELLO}"))
 
     def result(self, code: int) -> Collected:
         """Return what came of it, after merging the ranks' traces."""
@@ -437,11 +438,8 @@ class _Run:
         trained = {pid: text for pid, text in told.items() if pid in self._moved}
         if self._saved is None:  # with a trace in hand, those that never trained do not matter
             told = trained or told
-            told = (
-                {self._root: told[self._root]}
-                if told and not self._moved and self._root in told
-                else told
-            )
+            if not self._moved and self._root in told:
+                told = {self._root: told[self._root]}
         else:
             told = trained
             lost = set()

@@ -197,7 +197,12 @@ def _join(
             f"the first is {kernels[0].name!r:.60}. Count the program that was recorded"
         )
 
-    entries = [_entry(name, one) for name, one in zip(names, found, strict=True)]
+    entries: list[dict[str, Any]] = [
+        {"name": name, "flop": None, "bytes": None}
+        if one is None
+        else {"name": name, "flop": one.flop, "bytes": one.bytes, "amounts": one.amounts}
+        for name, one in zip(names, found, strict=True)
+    ]
     keys = list(zip(ranks, correlations, strict=True))
     if min(correlations, default=-1) >= 0 and len(set(keys)) == len(rows):
         for entry, (rank, correlation) in zip(entries, keys, strict=True):
@@ -248,13 +253,6 @@ def _number_of_device(device: str) -> tuple[int, str]:
     """Return what devices are sorted by: `Agent 10` follows `Agent 2`."""
     number = re.search(r"\d{1,18}$", device)
     return (int(number[0]) if number else -1, device)
-
-
-def _entry(name: str, one: CountedKernel | None) -> dict[str, Any]:
-    """Return a kernel's counters as the metadata has them."""
-    if one is None:
-        return {"name": name, "flop": None, "bytes": None}
-    return {"name": name, "flop": one.flop, "bytes": one.bytes, "amounts": one.amounts}
 
 
 @lru_cache(maxsize=1 << 14)  # many launches, few names

@@ -190,7 +190,8 @@ def _call_table(graph: Graph) -> _Table:
         ("products", matrix, matrix & ~recurrent),
         ("bytes", ~matrix, ~matrix),
     ):
-        rates[kind] = _best_rate(amount[judges], usual[judges])
+        there = judges & (amount > 0) & (usual > 0)
+        rates[kind] = float(np.quantile(amount[there] / usual[there], BEST)) if there.any() else 0.0
         if rates[kind]:
             needed[members] = amount[members] / rates[kind]
     above = np.maximum(time - needed, typical)
@@ -225,12 +226,6 @@ def _usual(name: np.ndarray, amount: np.ndarray, time: np.ndarray) -> np.ndarray
     for members in np.split(order, bounds[1:]) if len(order) else []:
         usual[members] = np.median(time[members])
     return usual
-
-
-def _best_rate(amount: np.ndarray, time: np.ndarray) -> float:
-    """Return the best rate of some calls, work a ns; 0 if there are none with any work."""
-    there = (amount > 0) & (time > 0)
-    return float(np.quantile(amount[there] / time[there], BEST)) if there.any() else 0.0
 
 
 def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:

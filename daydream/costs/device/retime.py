@@ -80,14 +80,6 @@ def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
     return found
 
 
-def named_kind(kernels: Selection) -> np.ndarray:
-    """Return what names say bounds each kernel: compute, memory, or None; texts (object)."""
-    found = np.full(len(kernels), None, dtype=object)
-    found[kernels_are(kernels, *STREAMING_CLASSES)] = "memory"
-    found[kernels_are(kernels, *MATRIX_CLASSES)] = "compute"
-    return found
-
-
 def by_counters(
     graph: Graph, kernels: Selection, by_name: np.ndarray, compute: float, memory: float
 ) -> np.ndarray:
@@ -151,7 +143,9 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
         return said
     from daydream.costs.workload.counters import bound_by_l2, reached_l2
 
-    told, by_name = counted_kind(graph, kernels), named_kind(kernels)
+    told, by_name = counted_kind(graph, kernels), np.full(len(kernels), None, object)
+    by_name[kernels_are(kernels, *STREAMING_CLASSES)] = "memory"
+    by_name[kernels_are(kernels, *MATRIX_CLASSES)] = "compute"
     device = device_or_none(graph)
     highest = reached_l2(graph)
     if device is not None and highest is not None:

@@ -309,11 +309,6 @@ class Change:
         self.new = np.where(half, new / np.where(self.matrix, *PAPER_SPEEDUPS), new)
         self.model = np.where(half, "paper", "ratio").astype(object)
 
-    @property
-    def steps_up(self) -> np.ndarray:
-        """Mask of the products that move from vector units to matrix units."""
-        return is_among(self.formats, IN_FULL) & is_among(self.new_formats, ON_MATRIX_UNITS)
-
     @cached_property
     def grids(self) -> Grids:
         """The blocks of the kernels as they are now."""
@@ -407,7 +402,8 @@ def harder_to_feed(change: Change) -> None:
     slower = peaks(change.formats, change.here) / peaks(change.new_formats, change.there)
     kept = np.where(slower * AS_EASY_TO_FEED < 1, KEPT_ON_MATRIX_UNITS, 1.0)
     now = change.now.of_peak
-    change.after.of_peak = np.where(change.steps_up, np.minimum(now, 1.0) * kept, now)
+    steps_up = is_among(change.formats, IN_FULL) & is_among(change.new_formats, ON_MATRIX_UNITS)
+    change.after.of_peak = np.where(steps_up, np.minimum(now, 1.0) * kept, now)
 
 
 def peaks_under_load(change: Change) -> None:

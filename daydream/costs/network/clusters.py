@@ -113,10 +113,6 @@ class Cluster:
         """Number of GPUs."""
         return self.nodes * self.gpus_per_node
 
-    def with_nodes(self, nodes: int) -> Cluster:
-        """Return the same machines, another number of them."""
-        return replace(self, nodes=nodes)
-
     def holding(self, world_size: int) -> Cluster:
         """Return this cluster, with more nodes if it has not enough for so many GPUs.
 
@@ -129,7 +125,7 @@ class Cluster:
                 f"{counted(self.nodes, 'node')} of {counted(self.gpus_per_node, 'GPU')}. Give it "
                 f"{ceil(world_size / self.gpus_per_node):,} nodes, or no number for as many as are needed."
             )
-        return self.with_nodes(max(self.nodes, ceil(world_size / self.gpus_per_node)))
+        return replace(self, nodes=max(self.nodes, ceil(world_size / self.gpus_per_node)))
 
     def scaled(self, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:
         """Return this cluster with all its links' bandwidths and latencies multiplied."""
@@ -233,7 +229,7 @@ class Cluster:
         rounds = RINGS[collective]
         latency = rounds * hops * inter.latency_ns
         latency += (rounds * (members - 1 - hops) + 1) * intra.latency_ns
-        moved = rounds * ring_reduce_scatter_ns(nbytes, members, whole)
+        moved = ring_ns(rounds, nbytes, members, whole)
         ring = way.base_ns + latency + moved + way.tail * nbytes / members / slowest
         if collective != "all_reduce" or nodes == 1:
             return ring
@@ -285,20 +281,12 @@ class Link:
         return Link(self.bandwidth * bandwidth, self.latency_ns * latency)
 
 
-def ring_all_reduce_ns(nbytes: float, world_size: int, link: Link) -> float:
-    """Time of a ring all-reduce: 2(n-1) steps, each passing on 1/n of the data. Bandwidth optimal."""
-    steps = 2 * (world_size - 1)
-    return steps * (nbytes / world_size / link.bandwidth + link.latency_ns)
+def ring_ns(rounds: int, nbytes: float, world_size: int, link: Link) -> float:
+    """Time of a ring: `rounds` (`RINGS`) of n-1 steps, each passing on 1/n of the data. Bandwidth optimal.
 
-
-def ring_reduce_scatter_ns(nbytes: float, world_size: int, link: Link) -> float:
-    """Time of a ring reduce-scatter: n-1 steps of 1/n of the input; the first half of an all-reduce."""
-    return (world_size - 1) * (nbytes / world_size / link.bandwidth + link.latency_ns)
-
-
-def ring_all_gather_ns(nbytes: float, world_size: int, link: Link) -> float:
-    """Time of a ring all-gather: n-1 steps of 1/n of the result; the second half of an all-reduce."""
-    return ring_reduce_scatter_ns(nbytes, world_size, link)
+    An all-reduce is a reduce-scatter, of the input, and an all-gather, of the result.
+    """
+    return rounds * (world_size - 1) * (nbytes / world_size / link.bandwidth + link.latency_ns)
 
 
 def chain_broadcast_ns(nbytes: float, world_size: int, link: Link) -> float:
@@ -323,10 +311,7 @@ def hierarchical_all_reduce_ns(
     Every GPU of a node reduces its own share across the nodes at the same time as the others, so the
     node's whole bandwidth (`inter.bandwidth`) carries the data once.
     """
-    inside = ring_reduce_scatter_ns(nbytes, per_node, intra) + ring_all_gather_ns(
-        nbytes, per_node, intra
-    )
-    return inside + ring_all_reduce_ns(nbytes, nodes, inter)
+    return ring_ns(2, nbytes, per_node, intra) + ring_ns(2, nbytes, nodes, inter)
 
 
 def hierarchical_all_to_all_ns(

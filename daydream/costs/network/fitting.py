@@ -45,7 +45,6 @@ TESTS = (
 )
 RANK_LINE = regex(r"#\s*Rank\s+(\d+)\s", re.IGNORECASE)
 COUNT_IN_NAME = regex(r"(\d+)[_-]?(?:gpus?|ranks?)", re.IGNORECASE)
-UNIT = regex(r"^(\w+)\s*\((\w+(?:/s)?)\)$")
 NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 WORDS_OF_HEADER = {"size", "time", "busbw"}
 LEAST_DIFFERENCE = 0.05
@@ -213,9 +212,8 @@ def _fit(measurements: list[Measurement], cluster: Cluster, *, upper_bounds: boo
         if upper_bounds:
             latency, slope = _highest_below(weighted)
         else:
-            latency, slope = (
-                float(x) for x in np.linalg.lstsq(weighted, np.ones(len(target)), rcond=None)[0]
-            )
+            ones = np.ones(len(target))
+            latency, slope = np.linalg.lstsq(weighted, ones, rcond=None)[0].tolist()
         if latency >= 0 and slope > 0:
             return Link(1 / slope, latency)
     left = np.maximum(target - given * terms[:, 0], LEAST_SHARE * target)
@@ -227,13 +225,9 @@ def _highest_below(rows: np.ndarray) -> tuple[float, float]:
     """Return x >= 0 with rows @ x <= 1 and the largest sum of rows @ x: a vertex of the bounds."""
     bounds = np.concatenate([rows, np.eye(2)])
     sides = np.concatenate([np.ones(len(rows)), np.zeros(2)])
-    one, other = np.triu_indices(len(bounds), 1)
-    pairs, right = (
-        np.stack([bounds[one], bounds[other]], axis=1),
-        np.stack([sides[one], sides[other]], axis=1),
-    )
-    meet = np.abs(np.linalg.det(pairs)) > 0
-    found = np.linalg.solve(pairs[meet], right[meet][:, :, None])[:, :, 0]
+    pairs = np.stack(np.triu_indices(len(bounds), 1), axis=1)
+    meet = pairs[np.abs(np.linalg.det(bounds[pairs])) > 0]
+    found = np.linalg.solve(bounds[meet], sides[meet][:, :, None])[:, :, 0]
     allowed = (found >= -1e-12).all(axis=1) & (rows @ found.T <= 1 + 1e-9).all(axis=0)
     latency, slope = max(
         np.maximum(found[allowed], 0).tolist(), key=lambda x: float((rows @ x).sum())
@@ -286,18 +280,10 @@ def read_nccl_tests(
             f"{path} holds no table of nccl-tests: a header with size, time and busbw, and rows of numbers "
             "below it, were looked for. Save what `all_reduce_perf` prints."
         )
-    units = [UNIT.match(word) for word in header]
-    names = [match.group(1) if match else word for match, word in zip(units, header, strict=True)]
-    scale = next(
-        (
-            NS.get(m.group(2), 1e3)
-            for m, name in zip(units, names, strict=True)
-            if m and name == "time"
-        ),
-        1e3,
-    )
+    names = [_named(word) for word in header]
     size_at = names.index("size")
     time_at = [place for place, name in enumerate(names) if name == "time"]
+    scale = NS.get(header[time_at[0]].partition("(")[2].rstrip(")"), 1e3)
     collective = collective or _test_of(text) or _test_of(path.name)
     if collective is None:
         raise DaydreamError(
@@ -306,13 +292,12 @@ def read_nccl_tests(
     members = world_size or _members(text, path.name, names, rows, collective)
     if members is None:
         raise DaydreamError(f"{path} does not say how many GPUs took part; give the number")
-    found = []
-    for row in rows:
-        found += [
-            Measurement(collective, int(row[size_at]), members, row[place] * scale)
-            for place in time_at
-            if row[place] > 0 and row[size_at] > 0
-        ]
+    found = [
+        Measurement(collective, int(row[size_at]), members, row[place] * scale)
+        for row in rows
+        for place in time_at
+        if row[place] > 0 and row[size_at] > 0
+    ]
     if not found:
         raise DaydreamError(f"{path}: every size or time in its table is 0")
     return found
@@ -326,12 +311,16 @@ def _table(text: str) -> tuple[list[str], list[list[float]]]:
         split = line.split(",") if "," in line else line.split()
         words = [word.strip() for word in split]
         words = [word for word in words if word and word != "#"]
-        bare = {(match.group(1) if (match := UNIT.match(word)) else word).lower() for word in words}
-        if bare >= WORDS_OF_HEADER:
+        if {_named(word.lower()) for word in words} >= WORDS_OF_HEADER:
             header = [word.lower().lstrip("#") for word in words]
         elif header and len(words) == len(header) and words[0].isdigit():
             rows.append([_number(word) for word in words])
     return header, rows
+
+
+def _named(word: str) -> str:
+    """Return a word of a header without its unit."""
+    return word.partition("(")[0].rstrip()
 
 
 def _number(word: str) -> float:
@@ -353,9 +342,8 @@ def _test_of(text: str) -> str | None:
 def _members(
     text: str, name: str, names: list[str], rows: list[list[float]], collective: str
 ) -> int | None:
-    ranks = [int(match.group(1)) for match in RANK_LINE.finditer(text)]
-    if ranks:
-        return max(ranks) + 1
+    if ranks := RANK_LINE.findall(text):
+        return max(map(int, ranks)) + 1
     if match := COUNT_IN_NAME.search(name):
         return int(match.group(1))
     if collective != "all_reduce" or not {"algbw", "busbw"} <= set(names):

@@ -1,27 +1,26 @@
-"""What workers exchange gradients over: a cluster, or one bandwidth for all of them."""
+"""What workers exchange gradients over: a cluster, or one bandwidth for all; and the cluster of a fake world."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import (
+    POINT_TO_POINT,
+    RINGS,
     Cluster,
     Link,
     bytes_of_message,
-    ring_all_gather_ns,
-    ring_all_reduce_ns,
-    ring_reduce_scatter_ns,
+    ring_ns,
 )
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.trace.trace import Trace
 
-RINGS = {
-    "all_reduce": ring_all_reduce_ns,
-    "reduce_scatter": ring_reduce_scatter_ns,
-    "all_gather": ring_all_gather_ns,
-}
+OWN = "^fake:"  # calls and waits that our process group of a fake world answered
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Network:
         if self.cluster is not None:
             return self.cluster.time_ns(collective, nbytes, self.workers)
         assert self.link is not None  # noqa: S101 - one of the two is there
-        return round(RINGS[collective](nbytes, self.workers, self.link))
+        return round(ring_ns(RINGS[collective], nbytes, self.workers, self.link))
 
     def send_ns(self, nbytes: float, sender: int, receiver: int) -> int:
         """Return how long a message between two workers takes, ns; they fill the nodes in their order.
@@ -131,3 +130,45 @@ def machine_of(graph: Graph) -> str:
             "give --cluster or --bandwidth in GB/s"
         )
     return device.machine
+
+
+def cluster_of_world(trace: Trace) -> Cluster:
+    """Return the cluster that a fake world is meant for.
+
+    Raises `GraphError` if none is named, or it is too small.
+    """
+    world: dict[str, Any] = trace.metadata["fake_world"]
+    if world.get("cluster") is None:
+        raise GraphError(
+            f"recorded in a fake world of {world['world_size']:,} ranks, where collectives take no time; name "
+            f"their machines with --cluster, such as dgx-h100, or a file of your own"
+        )
+    return find_cluster(world["cluster"]).holding(int(world["world_size"]))
+
+
+def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
+    """Return the graph of a fake world whose collectives take their time on a cluster, none without one.
+
+    Our own calls take none. Ranks fill the nodes in their order, and nobody comes late: what the other ranks
+    do is not known.
+    """
+    trace = graph.recorded
+    duration = graph.duration_ns.copy()
+    duration[graph.select(kind="cpu", name=OWN).ids] = 0
+    tasks = graph.select(kind="collective")
+    if cluster is None or not len(tasks):
+        return graph.retimed(duration, graph.gap_ns)
+    own = int(trace.metadata["fake_world"]["rank"])
+    ranks_of = {group["name"]: group["ranks"] for group in trace.metadata["groups"]}
+    peers = trace["peer"][tasks.row].tolist()
+    keys = zip(tasks.collective, tasks.bytes.tolist(), tasks.group, peers, strict=True)
+    known: dict[tuple[Any, ...], int] = {}
+    for task, key in zip(tasks.ids.tolist(), keys, strict=True):
+        if key not in known:
+            operation, nbytes, group, peer = key
+            ranks = [own, peer] if operation in POINT_TO_POINT else ranks_of[group]
+            together = max(Counter(rank // cluster.gpus_per_node for rank in ranks).values())
+            size = bytes_of_message(operation, max(nbytes, 0), len(ranks))
+            known[key] = cluster.time_ns(operation, size, len(ranks), per_node=together)
+        duration[task] = known[key]
+    return graph.retimed(duration, graph.gap_ns)

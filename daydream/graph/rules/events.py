@@ -30,7 +30,7 @@ import numpy as np
 from daydream.arrays import unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.streams import ended_beside, ready
+from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
 from daydream.graph.rules.synchronization import device_records
 from daydream.graph.rules.thresholds import (
     EVENT_NS,
@@ -46,7 +46,6 @@ from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.lazy import regex
 
 STREAM_WAIT = regex(r"^(cuda|cu|hip)StreamWaitEvent")
-BEFORE_ALL = -(2**62)
 
 Row = tuple[
     int, int, int, int

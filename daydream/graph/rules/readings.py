@@ -31,7 +31,6 @@ from daydream.graph.rules.thresholds import (
 )
 from daydream.graph.tables import CPU
 from daydream.lazy import regex
-from daydream.trace.trace import Trace
 
 COPY_CALL = regex(r"(?i)memcpy")
 NATIVE = regex(r"^(aten|autograd|torch)::|Backward\d*$")
@@ -53,7 +52,9 @@ def read_pauses(draft: Draft) -> None:
     # What waits for a device by a call does so by one that was not recorded.
     waits = trace["parent"][draft.row[draft.waited & calls]]
     lacks = np.isin(draft.name, trace["name"][waits[waits >= 0]])
-    ranges = recorded & ~calls & (lacks | ~_native(trace)[draft.row])
+    # PyTorch's own operators: those that wait for a device call its runtime.
+    native = np.array([NATIVE.search(text) is not None for text in trace.text("name")] + [False])
+    ranges = recorded & ~calls & (lacks | ~native[trace["name"][draft.row]])
     cost = np.minimum(draft.usual_costs(np.flatnonzero(inner))[draft.name], UNKNOWN_LAUNCH_NS)
     inside = np.where(
         inner, np.maximum(draft.duration_ns - cost, 0), draft.duration_ns * ranges
@@ -111,9 +112,3 @@ def _order(draft: Draft, lane: int, others: np.ndarray) -> None:
         known = (source >= 0) & (delay < np.minimum(pause[paused], reach))
         draft.doubtful.add(src=source[known], dst=tasks[paused + 1][known], latency_ns=delay[known])
         paused = paused[~known]
-
-
-def _native(trace: Trace) -> np.ndarray:
-    """Return a mask of the rows of PyTorch's own operators: those that wait for a device call its runtime."""
-    native = np.array([NATIVE.search(text) is not None for text in trace.text("name")] + [False])
-    return native[trace["name"]]

@@ -453,7 +453,7 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
     title = f"After {found.optimization}: "
     if answer.unsaid is not None:
         return [*blocks, Title(f"{title}{answer.unsaid}")]
-    if answer.memory is None or trace is None or found.memory_changes is None:
+    if answer.memory is None or trace is None:
         return blocks
     blocks.append(Title(f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}"))
     held = changed(held_now(trace, replay.graph), found.memory_changes())
