@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from daydream.instrument.context import Action, Actions
+from daydream.instrument.context import Action, Actions, listed
 from daydream.instrument.kinds import Kind
 from daydream.instrument.opaque import opaque
 from daydream.instrument.places import Local
@@ -42,7 +42,9 @@ def straight_through(original: Any, value: Any) -> Any:
 
 
 def with_own_backward(
-    run: Callable[[], Any], backward: Callable[..., Any], tensors: list[Any]
+    run: Callable[[], Any],
+    backward: Callable[..., Any],
+    tensors: list[Any],
 ) -> Any:
     """Return what `run` returns, with `backward` as its gradient: from those of outputs to one a tensor."""
     return _functions()[1].apply(run, backward, *tensors)
@@ -64,9 +66,13 @@ def _functions() -> tuple[Any, Any]:
     class OwnBackward(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, run: Callable[[], Any], backward: Callable[..., Any], *tensors: Any
+            ctx: Any,
+            run: Callable[[], Any],
+            backward: Callable[..., Any],
+            *tensors: Any,
         ) -> Any:
-            ctx.own, ctx.count = backward, len(tensors)
+            ctx.own = backward
+            ctx.count = len(tensors)
             return run()
 
         @staticmethod
@@ -92,7 +98,10 @@ def _given(action: Action, values: Any) -> list[Any]:
 
 
 def _when_compiled(
-    local: Local, action: Action, given: list[Any], like: list[Any] | None
+    local: Local,
+    action: Action,
+    given: list[Any],
+    like: list[Any] | None,
 ) -> list[Any]:
     """Have compiled code call an inserted function; `like` are tensors of the shapes of its results."""
     import torch
@@ -135,7 +144,7 @@ def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values:
     )
     if not actions.after:
         return out
-    outputs = _listed(out)
+    outputs = listed(out)
     for action in actions.after:
         for place, value in changed(local, action, outputs).items():
             if kind.is_view:
@@ -148,11 +157,6 @@ def run_operator(local: Local, kind: Kind, actions: Actions, call: Call, values:
             else:
                 outputs[place] = value if action.grad else straight_through(outputs[place], value)
     return _as_in(out, outputs)
-
-
-def _listed(out: Any) -> list[Any]:
-    """Return an operator's outputs as a list."""
-    return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
 def _as_in(out: Any, outputs: list[Any]) -> Any:
@@ -180,7 +184,12 @@ def _own(local: Local, kind: Kind, actions: Actions, call: Call, values: list[An
 
 
 def own_gradients(
-    local: Local, action: Action, grads: Any, count: int, name: str, like: Sequence[Any]
+    local: Local,
+    action: Action,
+    grads: Any,
+    count: int,
+    name: str,
+    like: Sequence[Any],
 ) -> tuple[Any, ...]:
     """Return the gradients that a replacement of a backward operator computes, one for each tensor input.
 
@@ -191,7 +200,7 @@ def own_gradients(
         made = iter(_when_compiled(local, action, _given(action, grads), shaped))
         return tuple(None if one is None else next(made) for one in like)
     result = call_inserted(local, action, grads)
-    found = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    found = tuple(listed(result))
     if len(found) != count:
         raise InstrumentError(
             f"a replacement of the backward operator of {name} returned {len(found)} gradients; it has "
@@ -205,8 +214,17 @@ def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: li
 
     action = actions.replace
     assert action is not None  # noqa: S101 - the caller asked
-    if local.tracing and not action.grad:
-        return _replaced_when_compiled(local, kind, actions, call, values)
+    if local.tracing and not action.grad:  # the operator runs, as its result tells the shapes
+        given = _given(action, values)
+        if kind.writes:
+            given = [one.clone() if isinstance(one, torch.Tensor) else one for one in given]
+        out = _own(local, kind, actions, call, values)
+        outputs = listed(out)
+        made = _when_compiled(local, action, given, outputs)
+        if not kind.writes:
+            return _as_in(out, straight_through(outputs, made))
+        _write(local, outputs[0], made[0], grad=False)
+        return out
     value = call_inserted(local, action, values)
     written = next(iter(sorted(kind.written)), None)
     tensors = tensors_in(values)
@@ -220,26 +238,7 @@ def _replaced(local: Local, kind: Kind, actions: Actions, call: Call, values: li
     if written is not None:
         _write(local, out, value, grad=False)
         return out
-    return _as_in(out, straight_through(_listed(out), _listed(value)))
-
-
-def _replaced_when_compiled(
-    local: Local, kind: Kind, actions: Actions, call: Call, values: list[Any]
-) -> Any:
-    """Run the operator, whose result tells the shapes, and go on with what the replacement returns."""
-    import torch
-
-    action = actions.replace
-    assert action is not None  # noqa: S101 - the caller asked
-    given = _given(action, values)
-    given = [one.clone() if kind.writes and isinstance(one, torch.Tensor) else one for one in given]
-    out = _own(local, kind, actions, call, values)
-    outputs = _listed(out)
-    made = _when_compiled(local, action, given, outputs)
-    if kind.writes:
-        _write(local, outputs[0], made[0], grad=False)
-        return out
-    return _as_in(out, straight_through(outputs, made))
+    return _as_in(out, straight_through(listed(out), listed(value)))
 
 
 def _write(local: Local, target: Any, value: Any, *, grad: bool) -> None:

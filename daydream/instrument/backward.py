@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from daydream.instrument.actions import changed, own_gradients, tensors_in
+from daydream.instrument.context import Action
 from daydream.instrument.kinds import Kind
-from daydream.instrument.places import SWITCH, Places
+from daydream.instrument.places import SWITCH, Local, Places
 from daydream.instrument.records import Record, Records
 
 KEY = "daydream.instrument"  # in a node's metadata
@@ -62,8 +63,7 @@ class Nodes:
         context = record.context
         node = next((each.grad_fn for each in tensors_in([out]) if each.grad_fn is not None), None)
         if node is None:
-            if not context._node_known:  # noqa: SLF001 - the context belongs to this package
-                context._node_known = True  # noqa: SLF001
+            context._node_known = True  # noqa: SLF001 - the context belongs to this package
             return
         kept = node.metadata.get(KEY)
         mine = kept is None or kept.owner is not self or kept.forward is None
@@ -109,7 +109,10 @@ class Nodes:
         return entry
 
     def _before(
-        self, entry: Entry, record: Record | None, grads: tuple[Any, ...]
+        self,
+        entry: Entry,
+        record: Record | None,
+        grads: tuple[Any, ...],
     ) -> tuple[Any, ...] | None:
         entry.counts.clear()
         local = self.places.local
@@ -118,34 +121,37 @@ class Nodes:
         if record is not None and record.context._first:  # noqa: SLF001
             record.context._first = False  # noqa: SLF001
             self.records.offer(local, record, inputs=grads, grad_outputs=grads)
-        values = list(grads)
-        for action in entry.forward.actions.before_backward if entry.forward else ():
-            for place, value in changed(local, action, values).items():
-                values[place] = value
-        entry.grad_outputs = tuple(values) if self.analysing else None
-        return tuple(values)
+        ordered = entry.forward.actions.before_backward if entry.forward else []
+        made = _exchanged(local, ordered, grads)
+        entry.grad_outputs = made if self.analysing else None
+        return made
 
     def _after(
-        self, entry: Entry, record: Record, made: tuple[Any, ...], grads: tuple[Any, ...]
+        self,
+        entry: Entry,
+        record: Record,
+        made: tuple[Any, ...],
+        grads: tuple[Any, ...],
     ) -> tuple[Any, ...] | None:
         local = self.places.local
         entry.grad_outputs = None
         if not self._on(local):
             return None
-        actions = record.actions
-        values = list(made)
-        if actions.replace_backward is not None and entry.name != "OwnBackwardBackward":
-            values = list(
-                own_gradients(local, actions.replace_backward, grads, len(made), entry.name, made)
-            )
+        own = record.actions.replace_backward
+        if own is not None and entry.name != "OwnBackwardBackward":
+            made = own_gradients(local, own, grads, len(made), entry.name, made)
         if record.claim():
-            self.records.offer(
-                local, record, inputs=grads, outputs=tuple(values), grad_outputs=grads
-            )
-        for action in actions.after_backward:
-            for place, value in changed(local, action, values).items():
-                values[place] = value
-        return tuple(values)
+            self.records.offer(local, record, inputs=grads, outputs=made, grad_outputs=grads)
+        return _exchanged(local, record.actions.after_backward, made)
 
-    def _on(self, local: Any) -> bool:
+    def _on(self, local: Local) -> bool:
         return self.active and not local.quiet and not SWITCH.off
+
+
+def _exchanged(local: Local, ordered: list[Action], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return gradients with what inserted functions return in their places."""
+    values = list(grads)
+    for action in ordered:
+        for place, value in changed(local, action, values).items():
+            values[place] = value
+    return tuple(values)

@@ -62,8 +62,11 @@ class CompiledFunctions:
         local = self._places.local
         marks = Marks(self._places)
         marks.put(graph)
-        quiet, local.quiet, local.tracing = local.quiet, 0, True
-        frames, base = local.frames, local.frames[-1]
+        quiet = local.quiet
+        local.quiet = 0
+        local.tracing = True
+        frames = local.frames
+        base = frames[-1]
         try:
             made = theirs(graph, inputs)
         except Exception as error:  # noqa: BLE001 - anything may be in a backend's way, or in a function's
@@ -74,7 +77,8 @@ class CompiledFunctions:
             made = None
         finally:
             frames[-1] = base
-            local.quiet, local.tracing = quiet, False
+            local.quiet = quiet
+            local.tracing = False
         if made is None or not marks.traced:
             return graph.forward if made is None else made
 
@@ -90,8 +94,8 @@ class Marks:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._start = dict(places.local.frames[-1].counts)
         self._base: Frame = places.local.frames[-1]
+        self._start = dict(self._base.counts)
         self._frames: dict[tuple[str, ...], Frame] = {}
         self.traced = False
 

@@ -126,7 +126,9 @@ class OpContext(dict[str, Any]):
         grad_outputs: tuple[Any, ...] | None,
     ) -> Iterator[None]:
         """Give callbacks the tensors, and keep none of them afterwards."""
-        self._inputs, self._outputs, self._grad_outputs = inputs, outputs, grad_outputs
+        self._inputs = inputs
+        self._outputs = outputs
+        self._grad_outputs = grad_outputs
         self._grad_inputs = outputs if self._kind == "node" else None
         try:
             yield
@@ -153,10 +155,8 @@ class OpContext(dict[str, Any]):
                 it returned, and the gradient of that goes to the original input unchanged (straight through).
             **kwargs: given to `func` each time.
         """
-        self._not_after_run(self._outputs, "insert_before_op")
-        self.actions.before.append(
-            _action(func, inputs, grad, kwargs, self._count(self._inputs), (0,))
-        )
+        self._not_after_run("insert_before_op")
+        self.actions.before.append(_action(func, inputs, grad, kwargs, self._inputs, (0,)))
 
     def insert_after_op(
         self,
@@ -172,9 +172,7 @@ class OpContext(dict[str, Any]):
                 f"insert_after_op is for operators; {self['type']} is an autograd node. "
                 "Use insert_after_backward_op."
             )
-        self.actions.after.append(
-            _action(func, outputs, grad, kwargs, self._count(self._outputs), (0,))
-        )
+        self.actions.after.append(_action(func, outputs, grad, kwargs, self._outputs, (0,)))
 
     def replace_op(
         self,
@@ -193,33 +191,42 @@ class OpContext(dict[str, Any]):
                 stays the operator's own, which has to run too where a gradient is asked for.
             **kwargs: given to `func` each time.
         """
-        self._not_after_run(self._outputs, "replace_op")
+        self._not_after_run("replace_op")
         if self.actions.replace is not None:
             raise InstrumentError(
                 f"{self['op_id']} is replaced already; two tools cannot replace one operator"
             )
-        self.actions.replace = _action(func, inputs, grad, kwargs, self._count(self._inputs), None)
+        self.actions.replace = _action(func, inputs, grad, kwargs, self._inputs, None)
 
     def insert_before_backward_op(
-        self, func: Func, grad_outputs: Sequence[int] | None = None, **kwargs: Any
+        self,
+        func: Func,
+        grad_outputs: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Run a function on the gradients that come into the operator's backward node."""
         node = self._for_node("insert_before_backward_op")
         node.before_backward.append(
-            _action(func, grad_outputs, False, kwargs, self._count(self._grad_outputs), (0,))
+            _action(func, grad_outputs, False, kwargs, self._grad_outputs, (0,))
         )
 
     def insert_after_backward_op(
-        self, func: Func, grad_inputs: Sequence[int] | None = None, **kwargs: Any
+        self,
+        func: Func,
+        grad_inputs: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Run a function on the gradients that the operator's backward node computed, one for each input."""
         node = self._for_node("insert_after_backward_op", late=True)
         node.after_backward.append(
-            _action(func, grad_inputs, False, kwargs, self._count(self._grad_inputs), (0,))
+            _action(func, grad_inputs, False, kwargs, self._grad_inputs, (0,))
         )
 
     def replace_backward_op(
-        self, func: Func, grad_outputs: Sequence[int] | None = None, **kwargs: Any
+        self,
+        func: Func,
+        grad_outputs: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Compute the gradients of the inputs with a function instead.
 
@@ -232,9 +239,7 @@ class OpContext(dict[str, Any]):
         node = self._for_node("replace_backward_op")
         if node.replace_backward is not None:
             raise InstrumentError(f"the backward operator of {self['op_id']} is replaced already")
-        node.replace_backward = _action(
-            func, grad_outputs, False, kwargs, self._count(self._grad_outputs), None
-        )
+        node.replace_backward = _action(func, grad_outputs, False, kwargs, self._grad_outputs, None)
 
     # -----------------------------------------------------------------------------------------------
 
@@ -245,16 +250,16 @@ class OpContext(dict[str, Any]):
             )
         return values
 
-    def _count(self, values: tuple[Any, ...] | None) -> int | None:
-        return None if values is None else len(values)
-
-    def _not_after_run(self, outputs: tuple[Any, ...] | None, action: str) -> None:
+    def _not_after_run(self, action: str) -> None:
         if self._kind == "node":
             raise InstrumentError(
                 f"{action} is for operators; {self['type']} is an autograd node. "
                 f"Use {action.replace('_op', '_backward_op')}."
             )
-        if outputs is not None:
+        self._not_late(action)
+
+    def _not_late(self, action: str) -> None:
+        if self._outputs is not None:
             raise InstrumentError(
                 f"{self['op_id']} has run already; call {action} in a callback without require_outputs"
             )
@@ -270,10 +275,8 @@ class OpContext(dict[str, Any]):
                 f"{self['type']} is made of other operators and has no backward operator of its own; "
                 f"call {action} for those, or replace_op(..., grad=True)"
             )
-        if self._kind == "node" and self._outputs is not None and not late:
-            raise InstrumentError(
-                f"{self['op_id']} has run already; call {action} in a callback without require_outputs"
-            )
+        if self._kind == "node" and not late:
+            self._not_late(action)
         return self.actions
 
 
@@ -282,7 +285,7 @@ def _action(
     places: Sequence[int] | None,
     grad: bool,  # noqa: FBT001 - passed on
     kwargs: dict[str, Any],
-    count: int | None,
+    values: tuple[Any, ...] | None,
     default: tuple[int, ...] | None,
 ) -> Action:
     """Return an action; a place that the call does not have is an error here, not in the model's step."""
@@ -296,8 +299,13 @@ def _action(
             raise InstrumentError(
                 f"{place!r} is not a place; places count from 0 in the operator's schema"
             )
-        if count is not None and place >= count:
+        if values is not None and place >= len(values):
             raise InstrumentError(
-                f"place {place} was asked for; this operator has places 0 to {count - 1}"
+                f"place {place} was asked for; this operator has places 0 to {len(values) - 1}"
             )
     return Action(func, chosen, grad, kwargs)
+
+
+def listed(out: Any) -> list[Any]:
+    """Return what an operator or a function returned as a list."""
+    return list(out) if isinstance(out, (tuple, list)) else [out]

@@ -56,10 +56,6 @@ class Kind:
         ]
         return default, sum(not one.kwarg_only for one in arguments)
 
-    def only_after(self) -> Kind:
-        """Return the kind as one that has run."""
-        return Finished(self.op, self.composite)
-
     def at_places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return all arguments in the order of the schema, defaults included."""
         rest = self._arguments[0][len(args) :]
@@ -74,33 +70,17 @@ class Kind:
         }
 
 
-@dataclass(eq=False)
-class Finished(Kind):
-    """A kind whose operator has run: only what comes after it is left to do."""
-
-    def split(self, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return no arguments."""
-        del values
-        return (), {}
-
-
 _KNOWN: dict[str, Kind] = {}
 
 
 def all_kinds() -> list[Kind]:
     """Return all kinds that pass the autograd layer; those of a custom operator once it is defined."""
-    found = []
-    for op, composite in torch_private.registered():
-        name = str(op)
-        if name not in _KNOWN or _KNOWN[name].op is not op:
-            _KNOWN[name] = Kind(op, composite)
-        found.append(_KNOWN[name])
-    return found
+    return [kind_of(op, composite=composite) for op, composite in torch_private.registered()]
 
 
-def kind_of(op: Any) -> Kind:
+def kind_of(op: Any, *, composite: bool = False) -> Kind:
     """Return the kind of one operator."""
     name = str(op)
     if name not in _KNOWN or _KNOWN[name].op is not op:
-        _KNOWN[name] = Kind(op, composite=False)
+        _KNOWN[name] = Kind(op, composite)
     return _KNOWN[name]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from daydream.instrument.context import Action
+from daydream.instrument.context import Action, listed
 from daydream.instrument.tool import InstrumentError
 
 _NUMBERS = count()
@@ -111,7 +111,7 @@ def _run(call: Call, values: list[Any]) -> list[Any]:
         like = [values[place] for place in call.like]
         if result is None and call.observes:
             return [one.clone() for one in like]
-        found = list(result) if isinstance(result, (list, tuple)) else [result]
+        found = listed(result)
         if len(found) != len(like):
             raise InstrumentError(
                 f"an inserted function returned {len(found)} values; {len(like)} are needed"

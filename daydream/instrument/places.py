@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
@@ -22,20 +21,20 @@ class Switch(threading.local):
 SWITCH = Switch()
 
 
-@contextlib.contextmanager
-def disabled() -> Iterator[None]:
+def disabled() -> AbstractContextManager[None]:
     """Run operators of this thread as if no tool were applied; they are not counted either."""
-    before, SWITCH.off = SWITCH.off, True
-    try:
-        yield
-    finally:
-        SWITCH.off = before
+    return _switched(off=True)
 
 
-@contextlib.contextmanager
-def enabled() -> Iterator[None]:
+def enabled() -> AbstractContextManager[None]:
     """Have tools see the operators of this thread again, within `disabled()`."""
-    before, SWITCH.off = SWITCH.off, False
+    return _switched(off=False)
+
+
+@contextmanager
+def _switched(*, off: bool) -> Iterator[None]:
+    before = SWITCH.off
+    SWITCH.off = off
     try:
         yield
     finally:
@@ -49,7 +48,8 @@ class OptimizerHooks:
     """A hook before and one behind each step. Within a step they are put on later, by `catch_up`."""
 
     def __init__(self, before: Callable[..., None], after: Callable[..., None]) -> None:
-        self._on, self._pending = False, False
+        self._on = False
+        self._pending = False
         self._handles: list[Any] = []
 
         def before_step(*args: Any) -> None:
@@ -147,7 +147,6 @@ class Local(threading.local):
         self.modules = 0  # frames of modules among them
         self.quiet = 0  # inserted code runs, or compiled code, or a compiler
         self.tracing = False  # a compiler traces a graph
-        self.off = 0  # within `disabled()`
         self.running: Any = None  # the operator whose own kernel runs
         self.entered: set[Any] = set()  # models and optimizers, in this iteration
         self.roots = 0  # models among them
@@ -177,7 +176,8 @@ class Places:
         self.paths: dict[int, str] = {}
         self.parameters: dict[int, str] = {}
         self._held: list[Any] = []  # so that an id stays one module's
-        self._on_begin, self._on_iteration = on_begin, on_iteration
+        self._on_begin = on_begin
+        self._on_iteration = on_iteration
         self._met: set[int] = set()  # modules that were called
         self._handles: list[Any] = []
         self._optimizers: OptimizerHooks | None = None
@@ -195,7 +195,10 @@ class Places:
         self._node = current_node
         compiling = torch.compiler.is_compiling
         grads = torch.is_grad_enabled
-        local, paths, met, enter = self.local, self.paths, self._met, self._enter
+        local = self.local
+        paths = self.paths
+        met = self._met
+        enter = self._enter
 
         def before(module: Any, _args: Any) -> None:
             if compiling() or local.quiet or local.tracing:
@@ -231,7 +234,8 @@ class Places:
         """Return hooks for all optimizers."""
         import torch
 
-        compiling, local = torch.compiler.is_compiling, self.local
+        compiling = torch.compiler.is_compiling
+        local = self.local
 
         def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not compiling():
@@ -252,7 +256,8 @@ class Places:
         """Take the hooks off, and let go of the modules."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._held = [], []
+        self._handles = []
+        self._held = []
         if self._optimizers is not None:
             self._optimizers.remove()
 

@@ -42,7 +42,8 @@ class Record:
         if not self.open:
             return False
         with _CLAIMING:
-            first, self.open = self.open, False
+            first = self.open
+            self.open = False
         return first
 
 

@@ -16,6 +16,7 @@ from daydream.instrument import torch_private
 from daydream.instrument.actions import run_operator, tensors_in
 from daydream.instrument.backward import COMPILED, Entry, Nodes
 from daydream.instrument.compiled import CompiledFunctions
+from daydream.instrument.context import Actions, listed
 from daydream.instrument.kinds import Kind, all_kinds, kind_of
 from daydream.instrument.places import BACKWARD, SWITCH, Places
 from daydream.instrument.records import Record, Records
@@ -154,7 +155,9 @@ class Session:
     # Operators -------------------------------------------------------------------------------------
 
     def _override_of(self, kind: Kind, kernel: Call) -> Call:
-        local, switch, run = self.places.local, SWITCH, self._run
+        local = self.places.local
+        switch = SWITCH
+        run = self._run
 
         def override(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if local.quiet or switch.off:
@@ -212,7 +215,8 @@ class Session:
         kwargs: dict[str, Any],
         entry: Entry | None,
     ) -> Any:
-        local, context = self.places.local, record.context
+        local = self.places.local
+        context = record.context
         values = kind.at_places(args, kwargs)
         grads = None if entry is None else entry.grad_outputs
         first = record.claim()
@@ -225,19 +229,15 @@ class Session:
         else:
             out = own(*args, **kwargs)
         if first:
-            outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+            outputs = tuple(listed(out))
             count = len(record.actions.after)
             self.records.offer(
                 local, record, inputs=tuple(values), outputs=outputs, grad_outputs=grads
             )
-            if len(record.actions.after) > count:
-                out = self._late(kind, record, out, count)
+            late = Actions(after=record.actions.after[count:])  # inserted while it was offered
+            if late.after:
+                out = run_operator(local, kind, late, lambda *_, **__: out, values)
         return out
-
-    def _late(self, kind: Kind, record: Record, out: Any, count: int) -> Any:
-        """Run what was inserted after an operator while that operator was offered with its outputs."""
-        late = type(record.actions)(after=record.actions.after[count:])
-        return run_operator(self.places.local, kind.only_after(), late, lambda: out, [])
 
     def _watched(self, kind: Kind, record: Record, call: Call) -> Call:
         """Return a call of the operator after which its backward node is known."""
@@ -258,7 +258,8 @@ class Session:
         local = self.places.local
 
         def running(*args: Any, **kwargs: Any) -> Any:
-            before, local.running = local.running, kind.op
+            before = local.running
+            local.running = kind.op
             try:
                 return call(*args, **kwargs)
             finally:

@@ -41,7 +41,11 @@ class Tool:
     """
 
     def add_inst_for_op(
-        self, callback: Callback, *, backward: bool = False, require_outputs: bool = False
+        self,
+        callback: Callback,
+        *,
+        backward: bool = False,
+        require_outputs: bool = False,
     ) -> None:
         """Have a function called once for each operator, with the operator's context.
 

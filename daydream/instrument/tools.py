@@ -7,6 +7,7 @@ Those that change operators: prune, quantize, compute again, replace; and which 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Names
 from fnmatch import fnmatchcase
@@ -106,8 +107,8 @@ class Sparsity(Tool):
     """Counts zeros in each call: `zeros` and `elements` by (id of the operator, `weight` or `output`)."""
 
     def __init__(self, mapping: Mapping | None = None) -> None:
-        self.zeros: dict[tuple[str, str], int] = {}
-        self.elements: dict[tuple[str, str], int] = {}
+        self.zeros = Counter[tuple[str, str]]()
+        self.elements = Counter[tuple[str, str]]()
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
 
@@ -127,8 +128,8 @@ class Sparsity(Tool):
 
     def _count(self, tensor: Any, key: tuple[str, str]) -> None:
         if tensor is not None:
-            self.zeros[key] = self.zeros.get(key, 0) + tensor.numel() - int(tensor.count_nonzero())
-            self.elements[key] = self.elements.get(key, 0) + tensor.numel()
+            self.zeros[key] += tensor.numel() - int(tensor.count_nonzero())
+            self.elements[key] += tensor.numel()
 
 
 class ActivationStatistics(Tool):

@@ -52,7 +52,7 @@ def dispatch_keys() -> list[str]:
     return [AUTOGRAD["cpu"], *([AUTOGRAD["cuda"]] if torch.cuda.is_available() else [])]
 
 
-def registered(*, with_composites: bool = True) -> list[tuple[Any, bool]]:
+def registered() -> list[tuple[Any, bool]]:
     """Return all operators that pass the autograd layer, and whether each is made of others.
 
     Left out are variants that write to an `out=` argument, which autograd does not have, and what takes or
@@ -71,12 +71,9 @@ def registered(*, with_composites: bool = True) -> list[tuple[Any, bool]]:
             or not computed(name, AUTOGRAD["cpu"])
         ):
             continue
-        composite = bool(has(name, "CompositeImplicitAutograd"))
-        if composite and not with_composites:
-            continue
         op = overload(name)
         if op is not None and _takes_and_returns_tensors(op):
-            found.append((op, composite))
+            found.append((op, bool(has(name, "CompositeImplicitAutograd"))))
     return found
 
 
@@ -212,7 +209,11 @@ def dispatch_mode(handle: Callable[..., Any]) -> Any:
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: Any,
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
         ) -> Any:
             del types
             return handle(func, args, kwargs or {})

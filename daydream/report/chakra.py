@@ -92,7 +92,10 @@ Kept = dict[tuple[int, bool, bool], Dependency]
 
 
 def write_chakra(
-    path: str | os.PathLike[str], timeline: Timeline, *, force: bool = False
+    path: str | os.PathLike[str],
+    timeline: Timeline,
+    *,
+    force: bool = False,
 ) -> Written:
     """Write the recorded window of a timeline, one file a rank, each whole or not at all.
 
@@ -147,9 +150,8 @@ class _Nodes:
         self.peers = set[int]()  # members that begin with the last arrival
         self.left_out = 0  # causes between ranks that no collective expresses
         chosen = np.flatnonzero(timeline.copy == 0)
-        arrivals, hubs = (
-            self._joints(chosen, *each) for each in ((ARRIVAL, COLLECTIVE), (LAST_ARRIVAL, CPU))
-        )
+        arrivals = self._joints(chosen, ARRIVAL, COLLECTIVE)
+        hubs = self._joints(chosen, LAST_ARRIVAL, CPU)
         self._resolve(chosen, arrivals, hubs)
         self.entries = [each for each in chosen.tolist() if each not in arrivals | hubs]
         self.origin = int(timeline.start_ns.min()) if len(timeline.start_ns) else 0
@@ -181,7 +183,8 @@ class _Nodes:
         plan = self.timeline.plan
         order = chosen[np.lexsort((chosen, self.timeline.start_ns[chosen], plan.lane[chosen]))]
         before = plan.before_on_lane(order).tolist()
-        pointers, releases = plan.edge_ptr.tolist(), plan.release_ns.tolist()
+        pointers = plan.edge_ptr.tolist()
+        releases = plan.release_ns.tolist()
         columns = plan.edge_src, plan.edge_from_start, plan.edge_cause, plan.edge_latency_ns
         edges = list(map(Dependency, *(column.tolist() for column in columns)))
         kind = self.timeline.graph.columns["kind"]
@@ -246,7 +249,8 @@ class _Nodes:
 
     def messages(self, rank: int) -> Iterator[Any]:
         """Yield a rank's nodes as messages of the schema, causes before what they cause."""
-        graph, gaps = self.timeline.graph, self.timeline.plan.gap_ns
+        graph = self.timeline.graph
+        gaps = self.timeline.plan.gap_ns
         columns = graph.columns
         for entry in self.entries:
             if self.rank[entry] != rank:
@@ -265,17 +269,17 @@ class _Nodes:
             end = int(self.timeline.end_ns[entry]) - self.origin
             sort = COMM_COLL_NODE if entry in self.known else COMP_NODE
             after = []
-            for each in self.after[
-                entry
-            ]:  # in the order of a lane it is the gap, where there is one
+            for each in self.after[entry]:
+                # In the order of a lane it is the gap, where there is one.
                 behind = each.cause == Cause.LANE and gaps[each.source] > 0
                 after.append(node_of(self.task[each.source]) + int(behind))
             own = {**about, "kind": KINDS[kind], "op": op, "layer": layer, **self._waits(entry)}
             yield _node(node_of(of), name, sort, after, start, end, own)
             if gaps[entry] > 0:
-                own, after = {**about, "kind": "gap"}, [node_of(of)]
+                number = node_of(of)
                 until = end + int(gaps[entry])
-                yield _node(after[0] + 1, GAP_NAME, COMP_NODE, after, end, until, own)
+                own = {**about, "kind": "gap"}
+                yield _node(number + 1, GAP_NAME, COMP_NODE, [number], end, until, own)
 
     def _waits(self, entry: int) -> dict[str, Any]:
         """Return what tells how an entry's causes count, and what its collective is."""
@@ -298,15 +302,14 @@ class _Nodes:
     def notes(self) -> list[str]:
         """Return what the files leave out."""
         alone = len(self.ranks) == 1
-        unknown = counted(sum(not ranks for ranks in self.groups.values()), "process group")
+        nobody = sum(not ranks for ranks in self.groups.values())
+        unknown = counted(nobody, "process group")
         said = {
             f"{counted(self.unsized, 'collective')} of unknown size have no comm_size": self.unsized,
             f"{counted(self.unknown, 'transfer')} (sends, receives, unknown collectives) have no peer in a "
             "trace and are written as computation of their recorded time": self.unknown,
             f"{counted(self.left_out, 'cause')} between ranks, other than collectives, are left out": self.left_out,
-            f"one rank was recorded: the members of {unknown} are not known": not all(
-                self.groups.values()
-            ),
+            f"one rank was recorded: the members of {unknown} are not known": nobody,
             "one rank was recorded: copy its file for the other ranks (.1.et, .2.et, ...)": alone
             and self.known,
         }
@@ -314,7 +317,13 @@ class _Nodes:
 
 
 def _node(
-    number: int, name: str, sort: int, after: list[int], start: int, end: int, about: dict[str, Any]
+    number: int,
+    name: str,
+    sort: int,
+    after: list[int],
+    start: int,
+    end: int,
+    about: dict[str, Any],
 ) -> Any:
     begin = (start + 500) // 1000
     times = {"start_time_micros": begin, "duration_micros": (end + 500) // 1000 - begin}

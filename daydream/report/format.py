@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from daydream.lazy import regex
 from daydream.results import Predicted
 
-UNITS = (("ms", 1_000_000), ("us", 1_000))
 INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
 
 def time_text(ns: float) -> str:
     """Return a time with four digits or so and its unit: `222.4 ms`, `7.00 us`."""
-    unit, size = UNITS[0] if abs(ns) >= 1e6 else UNITS[1]
+    unit, size, _ = scale(ns)
     return f"{number(ns / size)} {unit}"
 
 
 def number(value: float) -> str:
     """Return a figure with four digits or so and thousands separators."""
-    if not value:
-        return "0"
-    digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
-    return f"{value:,.{digits}f}"
+    return f"{value:,.{_digits(value)}f}" if value else "0"
+
+
+def _digits(value: float) -> int:
+    return 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
 
 
 def range_text(low_ns: float, high_ns: float) -> str:
     """Return a range with its unit once: `120.1 to 130.3 ms`."""
-    unit, size = UNITS[0] if abs(high_ns) >= 1e6 else UNITS[1]
+    unit, size, _ = scale(high_ns)
     return f"{number(low_ns / size)} to {number(high_ns / size)} {unit}"
 
 
@@ -70,8 +70,8 @@ def percent(share: float, *, signed: bool = False) -> str:
 
 def scale(step_ns: float) -> tuple[str, int, int]:
     """Return the unit of a table about a step, its size in ns, and how many digits its times get."""
-    unit, size = UNITS[0] if step_ns >= 1e6 else UNITS[1]
-    return unit, size, 1 if step_ns >= 100 * size else 2 if step_ns >= 10 * size else 3
+    unit, size = ("ms", 1_000_000) if abs(step_ns) >= 1e6 else ("us", 1_000)
+    return unit, size, _digits(step_ns / size)
 
 
 def speedup(before_ns: float, after_ns: float | None) -> str:

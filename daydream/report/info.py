@@ -240,11 +240,17 @@ def _streams(trace: Trace, graph: Graph) -> list[Stream]:
     """Return every stream with its tasks and how long they took; gloo's lanes on the host too."""
     found = []
     for number, lane in enumerate(graph.lanes):
-        tasks = graph.columns["lane"] == number
-        busy = int(graph.columns["duration_ns"][tasks].sum())
         if lane.on_device:
-            rank = _rank(trace, lane)
-            found.append(Stream(lane.name, rank, lane.device, lane.host, int(tasks.sum()), busy))
+            tasks = graph.columns["lane"] == number
+            stream = Stream(
+                name=lane.name,
+                rank=_rank(trace, lane),
+                device=lane.device,
+                on_host=lane.host,
+                tasks=int(tasks.sum()),
+                busy_ns=int(graph.columns["duration_ns"][tasks].sum()),
+            )
+            found.append(stream)
     return found
 
 
@@ -293,7 +299,8 @@ def _of_replay(graph: Graph, replay: Replay) -> dict[str, Verdict]:
     limits = {"yes": GOOD_REPLAY, "partly": FAIR_REPLAY}
     answer = next((each for each in limits if replay.max_error <= limits[each]), "no")
     why = f"a step replays {replay.max_error:.1%} off"
-    why = f"every step replays within {limits[answer]:.0%}" if answer in limits else why
+    if answer in limits:
+        why = f"every step replays within {limits[answer]:.0%}"
     limit = MUCH_UNEXPLAINED * sum(step.measured_ns for step in replay.steps)
     unresolved = facts.event_waits["unresolved"]
     waits = sum(facts.event_waits.values())

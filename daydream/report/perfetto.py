@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 LAUNCH = "launch"
 PACK_LEVEL = 4
 EVENTS_AT_ONCE = 10_000
+NAMED = ("kind", "phase", "layer", "op", "name")
 ABOUT = ("kind", "phase", "layer", "op", "step")
+OF_SLICES = ("lane", "start_ns", "duration_ns", "name", "wait_ns", "why", "former_ns", "flags")
 # Waiting for room in the queue ties every launch to a kernel a thousand before it: no arrow helps there.
 ARROWS = (
     Cause.LAUNCH,
@@ -146,11 +148,9 @@ class _Process:
             why=zero,
             former_ns=zero - 1,
             flags=zero,
-            **{name: np.asarray(trace[name])[rows] for name in (*ABOUT, "name")},
+            **{name: np.asarray(trace[name])[rows] for name in ("step", *NAMED)},
         )
-        yield from self._slices(
-            spans, {name: trace.text(name) for name in ("kind", "phase", "layer", "op", "name")}
-        )
+        yield from self._slices(spans, {name: trace.text(name) for name in NAMED})
         columns = graph.columns
         launched = (columns["kind"] != CPU) & (columns["launch"] >= 0) & (columns["row"] >= 0)
         target = columns["row"][launched]
@@ -158,7 +158,8 @@ class _Process:
         there = on_device[target] & (source >= 0) & (start[source] <= start[target])
         for end in (source, target):
             there &= (lane[end] >= 0) & (duration[end] > 0)
-        source, target = source[there], target[there]
+        source = source[there]
+        target = target[there]
         yield from self._arrows(LAUNCH, lane[source], start[source], lane[target], start[target])
 
         recorded = columns["measured_start_ns"]
@@ -182,16 +183,8 @@ class _Process:
         of_steps = paths(timeline, 0)
         chosen = np.flatnonzero(timeline.copy == 0)
         path = np.concatenate([*of_steps, np.empty(0, np.int64)])
-        texts = {name: graph.texts[name] for name in ("layer", "op", "name")}
-        spans = simulated_spans(timeline, chosen, path, before)
-        yield from self._slices(
-            spans,
-            {
-                "kind": KINDS,
-                "phase": PHASES,
-                **texts,
-            },
-        )
+        texts = {**graph.texts, "kind": KINDS, "phase": PHASES}
+        yield from self._slices(simulated_spans(timeline, chosen, path, before), texts)
         yield from self._flows(timeline, of_steps)
         task = timeline.task[chosen]
         start = np.full(graph.size, -1, np.int64)
@@ -199,7 +192,10 @@ class _Process:
         yield from self._in_flight(task[device_work(graph)[task]], start)
 
     def _head(
-        self, name: str, lanes: Sequence[str], steps: Iterable[tuple[int, int, int]]
+        self,
+        name: str,
+        lanes: Sequence[str],
+        steps: Iterable[tuple[int, int, int]],
     ) -> Iterator[Event]:
         """Return the events that name a process and its threads, and its steps as (step, begin, end)."""
         of_steps = [f"steps of rank {rank}" if self.ranks[1:] else "steps" for rank in self.ranks]
@@ -216,17 +212,17 @@ class _Process:
         for number, begin, end in steps:
             step = self.graph.steps[number]
             args = {"covered": bool(step.get("covered"))}
-            args |= {"why_not": step["why_not"]} if step.get("why_not") else {}
-            times = {"ts": self._us(begin), "dur": (end - begin) / 1000}
+            if step.get("why_not"):
+                args["why_not"] = step["why_not"]
             if end >= begin:
-                tid = self.ranks.index(step_rank(step)) + 1
                 yield self._event(
                     "X",
-                    tid=tid,
+                    tid=self.ranks.index(step_rank(step)) + 1,
                     name=step["name"],
                     cat="step",
                     args=args,
-                    **times,
+                    ts=self._us(begin),
+                    dur=(end - begin) / 1000,
                 )
 
     def _slices(self, spans: Spans, texts: Texts) -> Iterator[Event]:
@@ -238,47 +234,37 @@ class _Process:
             named = zip(ABOUT, row, strict=True)
             return {name: texts[name][code] for name, code in named if code >= 0}
 
-        columns = [spans.lane, spans.start_ns, spans.duration_ns, spans.name]
-        columns += [spans.wait_ns, spans.why, spans.former_ns, spans.flags]
-        columns += [getattr(spans, name) for name in ABOUT]
-        for row in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (getattr(spans, name).tolist() for name in (*OF_SLICES, *ABOUT))
+        for row in zip(*columns, strict=True):
             lane, start, duration, name, wait, why, former, flags, *codes = row
-            args = about(*codes)
+            args = dict(about(*codes))
             event = self._event(
                 "X",
                 tid=lane + self.first_lane,
                 ts=self._us(start),
+                dur=duration / 1000,
+                name=texts["name"][name],
+                cat=args["kind"],
             )
-            event |= {
-                "dur": duration / 1000,
-                "name": texts["name"][name],
-                "cat": args["kind"],
-            }
             if wait > 0:
-                args = {**args, "wait_us": wait / 1000}
+                args["wait_us"] = wait / 1000
                 if args["kind"] == KINDS[CPU]:
-                    said = {
+                    yield {
+                        **event,
+                        "ts": self._us(start - wait),
+                        "dur": wait / 1000,
                         "name": f"wait: {Cause(why).label}",
                         "cat": "wait",
                         "args": {},
                     }
-                    yield {
-                        **event,
-                        **said,
-                        "ts": self._us(start - wait),
-                        "dur": wait / 1000,
-                    }
             if flags & ON_PATH:
-                args = {**args, "critical": True}
+                args["critical"] = True
             if flags & INSERTED:
-                args = {**args, "inserted": True}
+                args["inserted"] = True
                 event["name"] += " [inserted]"
             elif former >= 0:
-                args = {
-                    **args,
-                    "changed": True,
-                    "before_us": former / 1000,
-                }
+                args["changed"] = True
+                args["before_us"] = former / 1000
             yield {**event, "args": args}
 
     def _flows(self, timeline: Timeline, of_steps: Sequence[np.ndarray]) -> Iterator[Event]:
@@ -288,11 +274,15 @@ class _Process:
         shown = (timeline.copy == 0) & (plan.duration_ns > 0)
 
         def arrows(
-            name: str, src: np.ndarray, dst: np.ndarray, leaves: np.ndarray
+            name: str,
+            src: np.ndarray,
+            dst: np.ndarray,
+            leaves: np.ndarray,
         ) -> Iterator[Event]:
             drawn = shown[src] & shown[dst] & (plan.lane[src] != plan.lane[dst])
             drawn &= (leaves <= start[dst]) & (start[src] <= start[dst])
-            src, dst = src[drawn], dst[drawn]
+            src = src[drawn]
+            dst = dst[drawn]
             return self._arrows(name, plan.lane[src], leaves[drawn], plan.lane[dst], start[dst])
 
         src = plan.edge_src.astype(np.int64)
@@ -306,12 +296,18 @@ class _Process:
             yield from arrows(name, src[edges], dst[edges], leaves[edges])
         for path in of_steps:
             drawn = path[shown[path]]
-            source, target = drawn[:-1], drawn[1:]
+            source = drawn[:-1]
+            target = drawn[1:]
             leaves = np.minimum(start[source] + plan.duration_ns[source] - 1, start[target])
             yield from arrows("critical path", source, target, leaves)
 
     def _arrows(
-        self, name: str, lane: np.ndarray, ns: np.ndarray, to_lane: np.ndarray, to_ns: np.ndarray
+        self,
+        name: str,
+        lane: np.ndarray,
+        ns: np.ndarray,
+        to_lane: np.ndarray,
+        to_ns: np.ndarray,
     ) -> Iterator[Event]:
         """Return the two events of each arrow from the slice at a time on one lane to that on another."""
         ends = (column.tolist() for column in (lane, ns, to_lane, to_ns))
@@ -327,8 +323,13 @@ class _Process:
                 ts=self._us(ts),
                 **common,
             )
-            end = {"tid": to_tid + self.first_lane, "ts": self._us(to_ts)}
-            yield self._event("f", bp="e", **end, **common)
+            yield self._event(
+                "f",
+                bp="e",
+                tid=to_tid + self.first_lane,
+                ts=self._us(to_ts),
+                **common,
+            )
 
     def _in_flight(self, tasks: np.ndarray, start: np.ndarray) -> Iterator[Event]:
         """Return how many launches are in flight on each stream, and how many streams are busy.
@@ -387,7 +388,10 @@ def _simulated_steps(timeline: Timeline) -> Iterator[tuple[int, int, int]]:
 
 
 def _lanes_of_rows(
-    graph: Graph, trace: Trace, rows: np.ndarray, on_device: np.ndarray
+    graph: Graph,
+    trace: Trace,
+    rows: np.ndarray,
+    on_device: np.ndarray,
 ) -> tuple[np.ndarray, list[str]]:
     """Return the lane of each row of a trace, -1 for those that are not asked for, and the names of all lanes.
 
@@ -396,15 +400,12 @@ def _lanes_of_rows(
     """
     sides = (("pid", "device"), ("tid", "stream"))
     places = [np.where(on_device, trace[device], trace[host]) for host, device in sides]
-    keys = list(
-        zip(*(column.tolist() for column in (trace["rank"], on_device, *places)), strict=True)
-    )
+    columns = (column.tolist() for column in (trace["rank"], on_device, *places))
+    keys = list(zip(*columns, strict=True))
     names = [lane.name for lane in graph.lanes]
-    tasks = np.flatnonzero(graph.columns["row"] >= 0)
-    of_tasks = zip(
-        graph.columns["row"][tasks].tolist(), graph.columns["lane"][tasks].tolist(), strict=True
-    )
-    lane_of = {keys[row]: lane for row, lane in of_tasks}
+    tasks = graph.columns["row"] >= 0
+    row_and_lane = (graph.columns[name][tasks].tolist() for name in ("row", "lane"))
+    lane_of = {keys[row]: lane for row, lane in zip(*row_and_lane, strict=True)}
     lane = np.full(len(trace), -1, np.int64)
     reached: dict[int, int] = {}  # by lane: the end of its device rows so far
     spare: dict[int, int] = {}  # by lane: that of what overlaps there

@@ -199,11 +199,12 @@ def _table(table: Table, width: int, room: int | None) -> Iterator[Line]:
         if row.style == HEADING:
             yield [Piece(" " * MARGIN + printable(cells[0]), TITLE)]
         else:
-            styles = [JUDGED.get(table.judged(row, at, cells[at]), "") for at in kept]
-            pieces = [_cell(table, at, cells[at], wide[at]) for at in kept]
-            if row.style == FADED:
-                styles = [ASIDE for _ in kept]
-            yield list(map(Piece, pieces, styles))
+            pieces = []
+            for at in kept:
+                style = JUDGED.get(table.judged(row, at, cells[at]), "")
+                piece = _cell(table, at, cells[at], wide[at])
+                pieces.append(Piece(piece, ASIDE if row.style == FADED else style))
+            yield pieces
         if row.below:
             for line in _wrapped(row.below, "", 3 * MARGIN, width, 4 * MARGIN):
                 yield [Piece(line, ASIDE if row.style == FADED else "")]
@@ -246,18 +247,19 @@ def _cells(text: str) -> int:
 
 
 def _wrapped(
-    text: str, head: str, margin: int, width: int, hanging: int | None = None
+    text: str,
+    head: str,
+    margin: int,
+    width: int,
+    hanging: int | None = None,
 ) -> list[str]:
     """Return the lines of a text behind its head; they hang below the text, or below a long head's margin."""
     before = " " * margin + printable(head)
     if hanging is None:
-        hanging = (
-            margin if not head else len(before) if len(head) <= len("note: ") else margin + MARGIN
-        )
+        hanging = len(before) if len(head) <= len("note: ") else margin + MARGIN
+    bare = "".join(char if char == KEEP else printable(char) for char in text)
     found = textwrap.wrap(
-        "".join(char if char == KEEP else printable(char) for char in text).replace(
-            " %", f"{KEEP}%"
-        ),
+        bare.replace(" %", f"{KEEP}%"),
         width,
         initial_indent=before,
         subsequent_indent=" " * hanging,

@@ -114,7 +114,10 @@ def paths(timeline: Timeline, copy: int) -> list[np.ndarray]:
 
 
 def simulated_spans(
-    timeline: Timeline, chosen: np.ndarray, path: np.ndarray, before: Graph | None = None
+    timeline: Timeline,
+    chosen: np.ndarray,
+    path: np.ndarray,
+    before: Graph | None = None,
 ) -> Spans:
     """Return entries of a timeline, a path marked, compared with a graph `before` the change."""
     graph = timeline.graph
@@ -146,7 +149,10 @@ def simulated_spans(
 
 
 def simulated_in(
-    timeline: Timeline, copy: int, window: Window, before: Graph | None = None
+    timeline: Timeline,
+    copy: int,
+    window: Window,
+    before: Graph | None = None,
 ) -> Spans:
     """Return the tasks of some duration that run in a window, times from its begin; the paths marked."""
     inside = (timeline.end_ns > window.begin_ns) & (timeline.start_ns < window.end_ns)
@@ -182,7 +188,11 @@ def measured_in(graph: Graph, window: Window) -> Spans:
 
 
 def _spans(
-    graph: Graph, task: np.ndarray, start: np.ndarray, duration: np.ndarray, **own: np.ndarray
+    graph: Graph,
+    task: np.ndarray,
+    start: np.ndarray,
+    duration: np.ndarray,
+    **own: np.ndarray,
 ) -> Spans:
     codes = {name: graph.columns[name][task].astype(np.int64) for name in CODES}
     count = np.ones(len(task), np.int64)
@@ -196,10 +206,9 @@ def _spans(
     return spans.take(np.lexsort((start, spans.lane)))
 
 
-def step_name(graph: Graph, number: int) -> str:
-    """Return a step's name, with its rank where there are several."""
-    step = graph.steps[number]
-    several = len({step_rank(each) for each in graph.steps}) > 1
+def step_name(steps: Sequence[Mapping[str, Any]], step: Mapping[str, Any]) -> str:
+    """Return a step's name, behind its rank where there are several."""
+    several = len({step_rank(each) for each in steps}) > 1
     return f"rank {step_rank(step)} {step['name']}" if several else str(step["name"])
 
 
@@ -209,7 +218,9 @@ LONGEST = 2**30  # units of time that a window may have: the columns are 32 bits
 
 
 def timelines(
-    replay: Replay, comparison: Prediction | None, most: int = MOST_SPANS
+    replay: Replay,
+    comparison: Prediction | None,
+    most: int = MOST_SPANS,
 ) -> dict[str, Any]:
     """Return both timelines of a replay, or of a what-if with its replay, as an object for JSON.
 
@@ -287,7 +298,7 @@ def packed(
         "first": [*first.tolist(), len(shown)],
         "steps": [
             [
-                printable(step_name(graph, step)),
+                printable(step_name(graph.steps, graph.steps[step])),
                 begin // unit,
                 end // unit,
                 step_rank(graph.steps[step]),

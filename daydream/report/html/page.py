@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daydream.errors import GraphError
@@ -60,17 +61,11 @@ def write(
     Raises `OutputError` if the file exists and `force` is not given, or cannot be written.
     """
     text = page(result, ranking, memory)
-
-    def fill(temporary: str) -> None:
-        with open(
-            temporary,
-            "w",
-            encoding="utf-8",
-            newline="\n",
-        ) as file:
-            file.write(text)
-
-    write_whole(path, fill, force=force)
+    write_whole(
+        path,
+        lambda temporary: Path(temporary).write_text(text, encoding="utf-8", newline="\n"),
+        force=force,
+    )
 
 
 def page(

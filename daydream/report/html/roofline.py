@@ -98,7 +98,7 @@ def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str
 
 def _covered(points: list[dict[str, Any]], total: int) -> str:
     """Return how much of the kernels' time is in the picture, and what it is known by."""
-    known = dict.fromkeys(("counters", "shapes"), 0.0)
+    known = {"counters": 0.0, "shapes": 0.0}
     for point in points:
         known[point["by"]] += point["ns"] / total
     by = ", ".join(f"{percent(share)} by {rule}" for rule, share in known.items() if share)

@@ -44,7 +44,13 @@ from daydream.report.views.breakdown import (
     moved_bound,
     times_row,
 )
-from daydream.report.views.memory import holders_table, memory_change, memory_headline, verdict
+from daydream.report.views.memory import (
+    device_name,
+    holders_table,
+    memory_change,
+    memory_headline,
+    verdict,
+)
 from daydream.report.views.ranking import changes, reasons_table, without_gain
 from daydream.report.views.step import (
     edits_text,
@@ -119,6 +125,7 @@ class StepPath:
         task: the graph's tasks on the path, in order.
         work_ns, delay_ns, ns: the work of each, the delay before it, and both; int64, shape (tasks,).
         cause: the `Cause` of each delay.
+        name, step_ns: the step's name, and how long it takes.
     """
 
     def __init__(self, timeline: Timeline, copy: int, step: int) -> None:
@@ -131,16 +138,8 @@ class StepPath:
         self.work_ns = path.task_ns
         self.delay_ns = path.delay_ns
         self.ns: np.ndarray = path.task_ns + path.delay_ns
-
-    @property
-    def name(self) -> str:
-        """The step's name."""
-        return str(self.timeline.graph.steps[self.step]["name"])
-
-    @property
-    def step_ns(self) -> int:
-        """How long the step takes."""
-        return int(self.ns.sum())
+        self.name = str(timeline.graph.steps[step]["name"])
+        self.step_ns = int(self.ns.sum())
 
     @property
     def inside(self) -> np.ndarray:
@@ -153,7 +152,7 @@ class StepPath:
     def totals(self, column: str) -> dict[str | None, Total]:
         """Return by layer, operator or name what tasks take: on the path, on the device, on the CPU."""
         timeline = self.timeline
-        graph = self.timeline.graph
+        graph = timeline.graph
         ours = self.inside
         task = timeline.task[ours]
         codes, texts = coded(graph, column, task)
@@ -246,6 +245,7 @@ def step_sections(
         *([] if found is None else held),
         *roofline(replay.graph),
     ]
+    steps = steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps")
     on_path = [_chosen(each, "name", "on_path") for each in sides]
     blocks += [
         Title("Critical path", "path", f"{which} {PATH}"),
@@ -257,8 +257,8 @@ def step_sections(
     return [
         *blocks,
         Title("How well the replay fits", "replay"),
-        Drawing("steps-chart", _step_times(replay, found)),
-        steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps"),
+        Drawing("steps-chart", _step_times(replay, steps, changes=found is not None)),
+        steps,
         Facts(graph_facts(replay, replay.to_json())),
         Title("Assumptions and notes", "notes"),
         *_assumptions(replay, found),
@@ -377,9 +377,8 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
         (Kind.COUNT("tasks"), "tasks"),
     ]
     title = Title(f"By {one}", "by-layer", f"{which} {LAYERS}")
-    work = {name or UNKNOWN: each.device_ns for name, each in totals[-1].items()}
-    if not any(work.values()):
-        work = {name or UNKNOWN: each.cpu_ns for name, each in totals[-1].items()}
+    of = "device_ns" if any(each.device_ns for each in totals[-1].values()) else "cpu_ns"
+    work = {name or UNKNOWN: getattr(each, of) for name, each in totals[-1].items()}
     drawn = [Drawing("icicle", work)] if known else []
     return [title, *drawn, _largest("layers", one, totals, "path_ns", extra)]
 
@@ -417,18 +416,13 @@ def _in_order(path: StepPath) -> Table:
     return Table(heads, list(map(Row, path.stretches())), path.step_ns)
 
 
-def _step_times(replay: Replay, found: Prediction | None) -> dict[str, Any]:
-    """Return the covered steps in ms for the chart of steps."""
-    said: dict[str, Any] = {
-        "names": [printable(step.name) for step in replay.steps],
-        "measured": [step.measured_ns / 1e6 for step in replay.steps],
-        "replayed": [step.replayed_ns / 1e6 for step in replay.steps],
-    }
-    if found is not None:
-        steps = enumerate(replay.graph.steps)
-        covered = [number for number, step in steps if step.get("covered")]
-        times = [found.after.times.get((found.after.copy, step)) for step in covered]
-        said["predicted"] = [None if ns is None else ns / 1e6 for ns in times]
+def _step_times(replay: Replay, table: Table, *, changes: bool) -> dict[str, Any]:
+    """Return the steps of the table in ms for their chart."""
+    said: dict[str, Any] = {"names": [printable(step.name) for step in replay.steps]}
+    for at, column in enumerate(table.columns):
+        if column.kind is Kind.TIME and (changes or column.title != "predicted"):
+            times: list[Any] = [row.cells[at] for row in table.rows]
+            said[column.title] = [None if ns is None else ns / 1e6 for ns in times]
     return said
 
 
@@ -484,9 +478,8 @@ def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:
         part = slice(max(begin, 0), end)
         time = np.clip(one.time_ns[part], window.begin_ns, window.end_ns) - window.begin_ns
         time, held = _thinned(time, one.held_bytes[part], window.length_ns)
-        name = f"rank {one.rank} {one.device}" if one.rank else one.device
         mib = np.round(held / 2**20, 3).tolist()
-        lines.append({"name": name, "ms": (time / 1e6).tolist(), "mib": mib})
+        lines.append({"name": device_name(one), "ms": (time / 1e6).tolist(), "mib": mib})
     return {"length": window.length_ns / 1e6, "lines": lines}
 
 

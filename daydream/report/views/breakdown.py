@@ -64,14 +64,15 @@ def breakdown(
         return [side.get(key, {}) for side in sides]
 
     causes = [{PathCause(name).label: ns for name, ns in side.items()} for side in of("by_cause")]
-    found = [("by cause", _merged(causes, whole, SMALL if only_causes else HIDDEN))]
-    found[0][1].append((STEP, total))
+    by_cause = _merged(causes, whole, SMALL if only_causes else HIDDEN)
+    found = {"by cause": [*by_cause, (STEP, total)]}
     if not only_causes:
-        beside = [each for each in _merged(of("beside"), whole) if each[0] != REST]
-        found.append(("by phase", _merged(of("by_phase"), whole)))
-        found += [(BY_LAYER, _layers(of("by_layer"), whole)), (MEANWHILE, beside)]
+        found["by phase"] = _merged(of("by_phase"), whole)
+        found[BY_LAYER] = _layers(of("by_layer"), whole)
+        beside = _merged(of("beside"), whole)
+        found[MEANWHILE] = [each for each in beside if each[0] != REST]
     rows = []
-    for title, parts in found:
+    for title, parts in found.items():
         rows += [Row((title,), style=HEADING)] if parts and not only_causes else []
         style = NEUTRAL if title == MEANWHILE or not judged else ""
         for name, ns in parts:
@@ -119,8 +120,10 @@ def _waits_for(side: Parts) -> dict[str, int]:
     found = {"device": 0, "CPU": 0}
     for cause, ns in side["by_cause"].items():
         bound = PathCause(cause).bound
-        if bound in ON_DEVICE or bound is Bound.CPU:
-            found["CPU" if bound is Bound.CPU else "device"] += ns
+        if bound is Bound.CPU:
+            found["CPU"] += ns
+        elif bound in ON_DEVICE:
+            found["device"] += ns
     return found
 
 
@@ -133,11 +136,12 @@ def _sides(sides: Sequence[Mapping[str, int]]) -> list[Times]:
 
 def _merged(sides: Sequence[Mapping[str, int]], whole: int, least: float = HIDDEN) -> list[Times]:
     """Return phases in their order, causes by size, what is too small summed up."""
-    order = {name: place for place, name in enumerate(PHASES)}
-    found = sorted(_sides(sides), key=lambda each: order.get(each[0], len(order)))
+    found = sorted(_sides(sides), key=lambda each: (*PHASES, each[0]).index(each[0]))
     large = [each for each in found if max(map(abs, each[1])) >= least * whole]
     rest = _sums([each for each in found if each not in large], len(sides))
-    return [*large, *([(REST, rest)] if max(map(abs, rest)) >= HIDDEN * whole else [])]
+    if max(map(abs, rest)) >= HIDDEN * whole:
+        large.append((REST, rest))
+    return large
 
 
 def _layers(sides: Sequence[Mapping[str, int]], whole: int) -> list[Times]:
@@ -154,7 +158,9 @@ def _layers(sides: Sequence[Mapping[str, int]], whole: int) -> list[Times]:
     others = found[len(shown) :]
     if others:
         shown.append((counted(len(others), "other layer"), _sums(others, len(sides))))
-    return [*shown, *([(NO_LAYER, without)] if any(without) else [])]
+    if any(without):
+        shown.append((NO_LAYER, without))
+    return shown
 
 
 def _sums(parts: Sequence[Times], sides: int) -> list[int]:

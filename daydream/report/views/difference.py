@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 TOP = 4
 MOST_NAMES = 5
 NAME_WIDTH = 46
+ARROW = " -> "  # from what was before to what is after
 COPIES = ("Memcpy ", "Memset ")  # named by what they copy, not as functions are
 SHOWN_NS = 1_000  # a change of less time is not seen, if it is as often
 HOW = (
@@ -98,7 +99,6 @@ def _answer(found: Difference) -> list[Block]:
     """Return the step before and after, and whether that is clear; or what came of a prediction."""
     one = found.before
     two = found.after
-    start = found.started_from_ns
     if not one.prediction:
         noise = "; the step times overlap, so this may be noise" if found.overlap else ""
         return [Headline(step_change_text(one.simulated_ns, two.simulated_ns) + noise)]
@@ -111,15 +111,19 @@ def _answer(found: Difference) -> list[Block]:
     error = percent(found.error, signed=True)
     said = f"predicted {time_text(one.simulated_ns)}, {measured}; {came}, error {error}"
     blocks: list[Block] = [Headline(f"{one.prediction}: {said}")]
-    if start is None:
-        return blocks
-    gains = [speedup(start, side.simulated_ns) for side in (one, two)]
-    text = f"from {time_text(start)}: predicted {gains[0]}, {known} {gains[1]}"
-    return [*blocks, Text(text)]
+    start = found.started_from_ns
+    if start is not None:
+        gains = [speedup(start, side.simulated_ns) for side in (one, two)]
+        blocks.append(Text(f"from {time_text(start)}: predicted {gains[0]}, {known} {gains[1]}"))
+    return blocks
 
 
 def _step_row(
-    name: str, ns: float | None, base: float | None, low: int | None, high: int | None
+    name: str,
+    ns: float | None,
+    base: float | None = None,
+    low: int | None = None,
+    high: int | None = None,
 ) -> Row:
     """Return a step with its range, and how many times faster than the base it is, if there is one."""
     ends = None if low is None or high is None or low == high else (low, high)
@@ -141,7 +145,6 @@ def _steps(found: Difference) -> Table:
     """Return the steps before and after, and the predicted one, each with its range and speed-up."""
     one = found.before
     two = found.after
-    after = ("after", two.simulated_ns)
     before = found.started_from_ns if one.prediction else one.simulated_ns
     if not one.prediction:
         rows = [_step_row("before", before, None, one.low_ns, one.high_ns)]
@@ -149,10 +152,11 @@ def _steps(found: Difference) -> Table:
         ns = None if one.reason else one.simulated_ns
         name = f"predicted: {one.prediction}"
         rows = [
-            _step_row("before", before, None, None, None),
+            _step_row("before", before),
             _step_row(name, ns, before, one.low_ns, one.high_ns),
         ]
-    return _step_table([*rows, _step_row(*after, before, two.low_ns, two.high_ns)], "range")
+    rows.append(_step_row("after", two.simulated_ns, before, two.low_ns, two.high_ns))
+    return _step_table(rows, "range")
 
 
 def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
@@ -162,7 +166,7 @@ def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
     """
     on_device = found.before.on_device, found.after.on_device
     where = {(True, True): "GPU work", (False, False): "CPU work"}.get(on_device, "work")
-    rows = [_work_row(where, found.layers)]
+    rows = [Row(_work_cells(where, found.layers))]
     sections: list[tuple[str, Sequence[Change], Callable[[Change], str]]] = [
         ("by layer", found.layers, lambda change: layer_name((change.before or change.after)[0])),
         ("by operator", found.operators, _renamed),
@@ -173,18 +177,14 @@ def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
         groups: dict[str, list[Change]] = {}
         for change in changes:
             groups.setdefault(label(change), []).append(change)
-        order = sorted(groups, key=lambda name: (-abs(_change_ns(groups[name])), name))
-        shown = [
-            name
-            for name in order
-            if abs(_change_ns(groups[name])) >= SHOWN_NS
-            or _count(groups[name], 0) != _count(groups[name], 1)
-        ]
+        every = [_work_cells(f"  {name}", group) for name, group in groups.items()]
+        every.sort(key=lambda cells: (-abs(cells[-1]), cells[0]))
+        shown = [Row(each) for each in every if abs(each[-1]) >= SHOWN_NS or ARROW in each[1]]
         if title == "by layer" and len(shown) < 2 and any(each.layer is None for each in changes):
             continue  # no layers are known
         if shown and (verbose or title.endswith("by operator")):
             rows.append(Row((title,), style=HEADING))
-            rows += [_work_row(f"  {name}", groups[name]) for name in shown[:top]]
+            rows += shown[:top]
             if not verbose:
                 break
     if found.before.prediction:  # what differs from a prediction is neither better nor worse
@@ -194,19 +194,16 @@ def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:
     return Table([name._replace(keep="end"), Kind.COUNT("count", spare=1), *plain], rows)
 
 
-def _change_ns(group: Sequence[Change]) -> int:
-    return sum(each.change_ns for each in group)
-
-
-def _work_row(name: str, group: Sequence[Change]) -> Row:
+def _work_cells(name: str, group: Sequence[Change]) -> tuple[str, str, int, int, int]:
+    """Return a name, how often a step does it before and after, how long that takes, and how much longer."""
     old = sum(each.before_ns for each in group)
     new = sum(each.after_ns for each in group)
-    counts = dict.fromkeys((_count(group, 0), _count(group, 1)))
-    return Row((name, " -> ".join(counts), old, new, new - old))
+    before = _count_text(sum(each.before_count for each in group))
+    after = _count_text(sum(each.after_count for each in group))
+    return name, ARROW.join(dict.fromkeys([before, after])), old, new, new - old
 
 
-def _count(group: Sequence[Change], side: int) -> str:
-    number = sum((each.before_count, each.after_count)[side] for each in group)
+def _count_text(number: float) -> str:
     return f"{number:,.0f}" if abs(number - round(number)) < 0.05 else f"{number:,.1f}"
 
 
@@ -216,8 +213,8 @@ def _renamed(change: Change) -> str:
 
 def _kernel(change: Change) -> str:
     """Return the families of a kernel: what variants for other shapes and types have in common."""
-    sides = [list(dict.fromkeys(map(_family, names))) for names in (change.before, change.after)]
-    return _arrow(*sides)
+    before = dict.fromkeys(map(_family, change.before))
+    return _arrow(list(before), list(dict.fromkeys(map(_family, change.after))))
 
 
 def _family(name: str) -> str:
@@ -228,9 +225,9 @@ def _arrow(old: Sequence[str], new: Sequence[str]) -> str:
     """Return what something was called and, if it is called otherwise now, what has come in its place."""
     if not old or not new or list(old) == list(new):
         return _several(old or new, NAME_WIDTH)
-    room = NAME_WIDTH - len(" -> ")
+    room = NAME_WIDTH - len(ARROW)
     first = _several(old, max(room // 2, room - len(_several(new, room))))
-    return f"{first} -> {_several(new, room - len(first))}"
+    return first + ARROW + _several(new, room - len(first))
 
 
 def _several(names: Sequence[str], width: int) -> str:
@@ -280,9 +277,9 @@ def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
     said = f"predicted {gains[0]}, confirmed {gains[1]}{inside}"
     control = percent(blocks.control - 1, signed=True)
     rows = [
-        _step_row("without the change", base, None, None, None),
+        _step_row("without the change", base),
         _step_row("predicted", found.predicted_ns, base, low, high),
-        _step_row("confirmed", blocks.confirmed_ns, base, None, None),
+        _step_row("confirmed", blocks.confirmed_ns, base),
     ]
     if found.predicted_ns is None:
         rows[1] = Row(("predicted", "unknown", None, "unknown"))

@@ -93,7 +93,10 @@ COSTS = {
 
 
 def explanation(
-    found: Explanation, *, verbose: bool = False, words: Sequence[str] = ()
+    found: Explanation,
+    *,
+    verbose: bool = False,
+    words: Sequence[str] = (),
 ) -> list[Block]:
     """Return what bounds the step, the largest avoidable costs and the causes of its time.
 
@@ -219,11 +222,11 @@ def verdict(found: Explanation) -> str:
     if bound is Bound.COPIES:
         return f"Bound by {bound.label}, {on_path} of the critical path; {floor}."
     if bound is Bound.TURNS:
-        waited = time_text(found.synchronization_wait_ns)
-        waits = f", {waited} of which CPU calls wait for the device"
-        return (
-            f"CPU and device take turns: {alone}{waits if found.synchronization_wait_ns else ''}."
-        )
+        waits = ""
+        if found.synchronization_wait_ns:
+            waited = time_text(found.synchronization_wait_ns)
+            waits = f", {waited} of which CPU calls wait for the device"
+        return f"CPU and device take turns: {alone}{waits}."
     on_cpu = found.bound_share(Bound.CPU)
     if bound is Bound.BOTH:
         return f"Bound by CPU and device alike: {alone}; the critical path runs {percent(on_cpu)} on the CPU."
@@ -276,23 +279,20 @@ def beside(found: Explanation) -> list[str]:
     if found.device_busy_share is not None:
         missing = found.share(PathCause.UNTRACED_DEVICE)
         more = f" with recorded work, and {percent(missing)} with work that was not recorded"
-        said.append(
-            f"The device is busy {percent(found.device_busy_share)} of the step{more if missing else ''}."
-        )
+        busy = percent(found.device_busy_share)
+        said.append(f"The device is busy {busy} of the step{more if missing else ''}.")
     if launching is not None:
         calls = counted(round(launching.calls_per_step), "launch call")
         text = f"Launching takes {time_text(launching.total_ns)} in {calls} per step"
         if launching.queue_wait_ns:
             depth = found.graph.facts.queue_depth
-            text += (
-                f", {time_text(launching.queue_wait_ns)} of it waiting for room in the launch queue"
-            )
+            waited = time_text(launching.queue_wait_ns)
+            text += f", {waited} of it waiting for room in the launch queue"
             text += f" ({counted(depth, 'launch', 'launches')} deep)" if depth else ""
         said.append(f"{text}.")
     if found.synchronization_wait_ns:
-        said.append(
-            f"CPU calls wait {time_text(found.synchronization_wait_ns)} per step for device work."
-        )
+        waited = time_text(found.synchronization_wait_ns)
+        said.append(f"CPU calls wait {waited} per step for device work.")
     for kernels in found.kernels:  # what is far below the device's peak may be done better
         rate = "bandwidth" if kernels.peak == "memory" else "arithmetic"
         name = shortened(printable(kernels.name), LABEL)
@@ -337,10 +337,13 @@ def sentence(cost: Avoidable) -> str:
     sort, _, direction = cost.sort.partition("blocking copies ")
     number = cost.count_per_step
     label = shortened(printable(cost.label or "a call without a name"), 2 * LABEL)
-    parts = [f"layer {tail(printable(cost.layer), PATH)}"] if cost.layer else []
-    parts += [cost.phase] if cost.phase and cost.phase != "other" else []
-    parts += [tail(printable(cost.source), SOURCE)] if cost.source else []
-    where = f" ({', '.join(parts)})" if parts else ""
+    parts = [
+        cost.layer and f"layer {tail(printable(cost.layer), PATH)}",
+        "" if cost.phase == "other" else cost.phase,
+        cost.source and tail(printable(cost.source), SOURCE),
+    ]
+    where = ", ".join(filter(None, parts))
+    where = f" ({where})" if where else ""
     part = f"{time_text(cost.label_share * cost.cost_ns)} of it"
     part = "most of it" if cost.label_share > HALF else part
     said = COSTS[sort or "blocking copies"].format(
@@ -358,7 +361,7 @@ def sentence(cost: Avoidable) -> str:
 
 def _command(asked: WhatIfResult, words: Sequence[str] = ()) -> str:
     """Return the words to type."""
-    return printable(" ".join(shlex.quote(word) for word in (*asked.command, *words)))
+    return printable(shlex.join([*asked.command, *words]))
 
 
 def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> list[Block]:
@@ -457,9 +460,8 @@ def _memory(found: Explanation, words: Sequence[str]) -> list[Block]:
 
 def counted_sentences(trace: Trace | None) -> list[str]:
     """Return a sentence for each of the kernels that take longest and were counted, and one for each sum."""
-    if trace is None or not (
-        trace.metadata.get("counters") or trace.metadata.get("counted_windows")
-    ):
+    metadata = {} if trace is None else trace.metadata
+    if trace is None or not (metadata.get("counters") or metadata.get("counted_windows")):
         return []
     rows = counters_table(trace)
     kernels = [row for row in rows if "total_ns" in row]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -134,12 +135,13 @@ def _device(found: Info) -> str:
 
 def _lanes(found: Info) -> str:
     streams = sorted(found.streams, key=lambda stream: -stream.busy_ns)
-    shown = ", ".join(
+    text = counted(found.threads, "CPU thread")
+    shown = [
         f"{stream.name} ({counted(stream.tasks, 'task')}, {time_text(stream.busy_ns)})"
         for stream in streams[:MOST_STREAMS]
-    )
+    ]
+    text += f"; {', '.join(shown)}" if shown else ""
     more = len(streams) - MOST_STREAMS
-    text = "; ".join(filter(None, [counted(found.threads, "CPU thread"), shown]))
     return text + (f" and {more} more" if more > 0 else "")
 
 
@@ -158,7 +160,8 @@ def _steps(found: Info) -> str:
     for step in found.steps:
         if not step.covered:
             reasons.setdefault(str(step.why_not), []).append(str(step.name))
-    for reason, names in list(reasons.items())[:MOST_REASONS]:
+    for reason in [*reasons][:MOST_REASONS]:
+        names = reasons[reason]
         who = shortened(names[0], 40) if len(names) == 1 else f"{len(names)} steps"
         text += f"\n{who} left out: {reason}"
     return text
@@ -249,7 +252,7 @@ def _memory(found: Info, *, verbose: bool) -> str:
 def _model(parameters: list[dict[str, Any]]) -> str:
     if not parameters:
         return ""
-    elements = sum(int(np.prod(one["shape"], dtype=np.int64)) for one in parameters)
+    elements = sum(prod(one["shape"]) for one in parameters)
     types = listed(sorted({str(one["dtype"]) for one in parameters}))
     text = f"{elements:,} parameters in {counted(len(parameters), 'tensor')}, {types}"
     frozen = sum(not one["requires_grad"] for one in parameters)
@@ -332,11 +335,8 @@ def _unprofiled(metadata: dict[str, Any]) -> str:
         return ""
     steps = counted(len(known), "step")
     text = f"{time_text(median(known))} per step in the median of {steps} without a profiler"
-    medians = [
-        median(times)
-        for rank in metadata.get("ranks", [])
-        if (times := rank.get("unprofiled_step_ns"))
-    ]
+    of_ranks = (rank.get("unprofiled_step_ns") for rank in metadata.get("ranks", []))
+    medians = [median(times) for times in of_ranks if times]
     if len(medians) > 1:
         text += f"; ranks {range_text(min(medians), max(medians))}"
     return text

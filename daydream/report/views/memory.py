@@ -80,9 +80,8 @@ def memory_cells(memory: MemoryPrediction | None) -> tuple[int | None, str]:
     """Return the cells of these columns."""
     if memory is None:
         return None, ""
-    return memory.after_bytes, "" if memory.capacity_bytes is None else FITS[memory.fits].partition(
-        " to "
-    )[0]
+    fits = FITS[memory.fits].partition(" to ")[0]
+    return memory.after_bytes, "" if memory.capacity_bytes is None else fits
 
 
 def too_large(memory: MemoryPrediction | None) -> bool:
@@ -121,13 +120,14 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
         found.devices,
         key=lambda one: (one.device == "cpu", -(one.peak_allocated_bytes or 0)),
     )
-    shown = len(devices) if verbose else 1
-    others = devices[shown:]
+    shown = devices if verbose else devices[:1]
     blocks: list[Block] = []
-    for device in devices[:shown]:
+    for device in shown:
         blocks += _device(device, most, verbose=verbose)
-    if others:
-        peaks = [f"{_name(each)} {bytes_text(each.peak_allocated_bytes or 0)}" for each in others]
+    if others := devices[len(shown) :]:
+        peaks = [
+            f"{device_name(each)} {bytes_text(each.peak_allocated_bytes or 0)}" for each in others
+        ]
         blocks.append(Text(listed(peaks), "peaks of the others: "))
     if found.outside_bytes is not None:
         blocks.append(Text(f"outside the allocator: {bytes_text(found.outside_bytes)}"))
@@ -155,11 +155,8 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
             Text(f"replayed: {bytes_text(device.peak_allocated_bytes)} allocated, {about}")
         )
     if device.recorded_reserved_bytes not in (None, reserved):
-        blocks.append(
-            Text(
-                f"as recorded: {_peak(device.recorded_allocated_bytes, device.recorded_reserved_bytes)}"
-            )
-        )
+        recorded = _peak(device.recorded_allocated_bytes, device.recorded_reserved_bytes)
+        blocks.append(Text(f"as recorded: {recorded}"))
     if end := device.out_of_memory:
         place = f"request {end.request:,} of {end.requests:,}" if end.request else "the start"
         unused = bytes_text(end.reserved_bytes - end.allocated_bytes)
@@ -181,7 +178,7 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
 def memory_headline(device: DeviceMemory) -> str:
     """Return the peak of a device in one line and, with a capacity, whether it fits."""
     peak = _peak(_allocated(device), device.peak_reserved_bytes)
-    said = f"{_name(device)}: peak {peak}"
+    said = f"{device_name(device)}: peak {peak}"
     capacity = device.capacity_bytes
     left = device.left_bytes
     if capacity is None or left is None:
@@ -208,14 +205,11 @@ def _peak(allocated: int | None, reserved: int | None) -> str:
 def _peaks(device: DeviceMemory) -> Table:
     """Return the peaks as they were recorded and as they are replayed."""
     reserved = device.replayed_reserved_bytes or device.peak_reserved_bytes
-    both = {
-        "allocated": (device.recorded_allocated_bytes, device.peak_allocated_bytes),
-        "reserved": (device.recorded_reserved_bytes, reserved),
-    }
-    rows = [
-        Row((name, *(UNKNOWN if nbytes is None else nbytes for nbytes in peaks)))
-        for name, peaks in both.items()
-    ]
+    both = (
+        ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
+        ("reserved", device.recorded_reserved_bytes, reserved),
+    )
+    rows = [Row([UNKNOWN if cell is None else cell for cell in cells]) for cells in both]
     if device.fragmentation is not None:
         rows.append(Row(("fragmentation", None, percent(device.fragmentation))))
     if device.retries:
@@ -230,8 +224,9 @@ def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:
     known = [(_named(name).replace("_", " "), size) for name, size in parts.items() if size]
     known.sort(key=lambda one: (-one[1], one[0]))
     most += len(known) == most + 1  # one more takes no more room than its number
-    rest = sum(size for _, size in known[most:])
-    shown = known[:most] + ([(f"{len(known) - most:,} more", rest)] if rest else [])
+    shown = known[:most]
+    if others := known[most:]:
+        shown.append((f"{len(others):,} more", sum(size for _, size in others)))
     memory = Kind.BYTES("memory", bar=True)
     heads = [Column(f"held at the peak, by {title}"), memory, Kind.PERCENT("share")]
     return Table(heads, [Row((name, size, size / whole)) for name, size in shown], whole)
@@ -269,7 +264,8 @@ def _kind(kind: str) -> str:
     return "" if kind == UNKNOWN else kind.replace("_", " ")
 
 
-def _name(device: DeviceMemory) -> str:
+def device_name(device: Any) -> str:
+    """Return what a device is called, behind its rank but for the first."""
     return f"rank {device.rank} {device.device}" if device.rank else device.device
 
 
@@ -331,8 +327,18 @@ def _idle(found: MemoryView) -> Use:
         Kind.TIME("idle for"),
         Kind.COUNT("GB/s needed"),
     ]
-    names = ("bytes", "count", "never_again", "idle_ns", "gigabytes_per_second")
-    cells = [(row.name, _kind(row.kind), *(getattr(row, name) for name in names)) for row in rows]
+    cells = [
+        (
+            row.name,
+            _kind(row.kind),
+            row.bytes,
+            row.count,
+            row.never_again,
+            row.idle_ns,
+            row.gigabytes_per_second,
+        )
+        for row in rows
+    ]
     said = (
         f"{bytes_text(movable)} of the peak of {bytes_text(found.peak_bytes)} is idle long enough to be "
         f"moved to the host and back at {LINK} GB/s"
@@ -354,9 +360,7 @@ def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
     if found.fits:
         ratio = f"{found.fits / found.recorded:,.4g} times the recorded {found.recorded:,}"
         said = f"largest {found.what} that fits {capacity}: {found.fits:,}, {ratio}"
-    far: list[Block] = []
-    if found.fits > FAR * found.recorded:
-        far = [Text(f"Over {FAR} times what was recorded: take it as an order of magnitude.")]
+    far = f"Over {FAR} times what was recorded: take it as an order of magnitude."
     close = "every size that was tried fits"
     if found.too_large is not None:
         close = f"from {found.too_large:,}: does not fit"
@@ -366,6 +370,6 @@ def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
         Headline(said),
         Text(f"peak memory {memory_change(memory)} on {memory.device}"),
         Text(close),
-        *far,
+        *([Text(far)] if found.fits > FAR * found.recorded else []),
         Notes([*memory.recording_notes, *memory.notes]),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from daydream.graph.tables import KINDS
 from daydream.report.blocks import Block, Column, Headline, Kind, Row, Table, Text
 from daydream.report.format import time_text
 from daydream.report.info import rows_by_kind, span_ns
+from daydream.report.timeline import step_name
 from daydream.text import counted
 
 if TYPE_CHECKING:
@@ -26,22 +27,15 @@ MOST_ROWS = 12
 def trace(found: Trace, *, verbose: bool = False) -> list[Block]:
     """Return the rows of a trace by kind, and its steps."""
     steps = found.metadata.get("steps", [])
-    rows = [
-        (
-            _step_name(steps, step),
-            step.get("measured_ns"),
-            "yes" if step.get("covered") else str(step.get("why_not") or "no"),
-        )
-        for step in steps
-    ]
+    rows = []
+    for step in steps:
+        complete = "yes" if step.get("covered") else str(step.get("why_not") or "no")
+        rows.append((step_name(steps, step), step.get("measured_ns"), complete))
     said = f"{counted(len(found), 'row')} over {time_text(span_ns(found))}, {counted(len(steps), 'step')}"
     blocks: list[Block] = [
         Headline(f"Trace: {found.metadata.get('source', 'unnamed')}"),
         Text(said),
-        _first(
-            [Column("rows of kind"), Kind.COUNT("number")],
-            list(rows_by_kind(found).items()),
-        ),
+        _first([Column("rows of kind"), Kind.COUNT("number")], [*rows_by_kind(found).items()]),
     ]
     columns = [Column("step"), Kind.TIME("measured"), Column("complete")]
     return [*blocks, _first(columns, rows)] if steps else blocks
@@ -91,7 +85,7 @@ def timeline(found: Timeline, *, verbose: bool = False) -> list[Block]:
     steps = found.graph.steps
     rows = []
     for (copy, step), ns in found.step_times().items():
-        name = _step_name(steps, steps[step])
+        name = step_name(steps, steps[step])
         rows.append((f"{name}, pass {copy + 1}" if copy else name, ns))
     lanes = [lane.name for lane in found.graph.lanes]
     return [
@@ -102,13 +96,14 @@ def timeline(found: Timeline, *, verbose: bool = False) -> list[Block]:
 
 
 def _first(
-    columns: Sequence[Column], rows: Sequence[Sequence[Any]], there: int | None = None
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Any]],
+    there: int | None = None,
 ) -> Table:
     """Return the first rows, and how many more there are."""
-    more = (len(rows) if there is None else there) - MOST_ROWS
-    return Table(
-        columns, list(map(Row, rows[:MOST_ROWS])), more=f"and {more:,} more" if more > 0 else ""
-    )
+    others = (len(rows) if there is None else there) - MOST_ROWS
+    more = f"and {others:,} more" if others > 0 else ""
+    return Table(columns, [Row(each) for each in rows[:MOST_ROWS]], more=more)
 
 
 def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -> Table:
@@ -119,9 +114,3 @@ def _sums(what: str, names: Sequence[str], code: np.ndarray, time: np.ndarray) -
     found = zip(names, tasks.tolist(), total.tolist(), strict=True)
     columns = [Column(what), Kind.COUNT("tasks"), Kind.TIME("time")]
     return Table(columns, [Row(each) for each in found if each[1]])
-
-
-def _step_name(steps: Sequence[Mapping[str, Any]], step: Mapping[str, Any]) -> str:
-    """Return a step's name, behind its rank where there are several."""
-    several = len({each.get("rank", 0) for each in steps}) > 1
-    return f"rank {step.get('rank', 0)} {step['name']}" if several else str(step["name"])

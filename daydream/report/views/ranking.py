@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daydream.costs.device.input_sizes import samples_per_step
 from daydream.report.blocks import (
@@ -13,7 +13,6 @@ from daydream.report.blocks import (
     Block,
     Cell,
     Column,
-    Figures,
     Headline,
     Kind,
     Notes,
@@ -21,6 +20,7 @@ from daydream.report.blocks import (
     Table,
     Text,
     Title,
+    times,
 )
 from daydream.report.format import (
     answer_text,
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from daydream.predict.scaling import Scaling
     from daydream.predict.sweep import Answered, Refused, Sweep
     from daydream.results import Predicted
-    from daydream.simulate.critical_path import Bound
 
+Named = TypeVar("Named")
 NAME_WIDTH = 60  # so that a pair can be typed
 CURVE_WIDTH = 30
 MOST_CURVES = 12  # where nobody says how many
@@ -68,7 +68,11 @@ CURVES = (
 
 
 def ranking(
-    found: Ranking, *, verbose: bool = False, top: int | None = None, undrawn: bool = False
+    found: Ranking,
+    *,
+    verbose: bool = False,
+    top: int | None = None,
+    undrawn: bool = False,
 ) -> list[Block]:
     """Return the best optimizations and pairs with the code that makes them; verbose what else was found.
 
@@ -118,7 +122,11 @@ def named(each: Ranked) -> str:
 
 
 def changes(
-    found: Ranking, top: int | None = None, *, verbose: bool = True, name: str = ""
+    found: Ranking,
+    top: int | None = None,
+    *,
+    verbose: bool = True,
+    name: str = "",
 ) -> list[Block]:
     """Return a table of the best and of pairs, the code that makes each below it, and what gains nothing."""
     if not found.optimizations:
@@ -131,27 +139,31 @@ def changes(
         blocks += [_changes(found, best, pairs, verbose=verbose)._replace(name=name)]
         blocks += needs_legend([each.needs for each in best])
     if better[len(best) :]:
-        names = ", ".join(f"{named(each)} {_gain(found, each)}" for each in better[len(best) :])
-        blocks.append(
-            Text(f"{names} (show with --top {len(better)})", "smaller gains: ", aside=True)
-        )
-    if verbose:
-        blocks += [
-            Text(", ".join(names), f"{head}: ", aside=True) for head, names in without_gain(found)
-        ]
-    by_reason: dict[str, list[str]] = {}
-    for each in found.optimizations:
-        if each.reason:
-            by_reason.setdefault(each.reason, []).append(named(each))
-    blocks += [
-        Text(f"{', '.join(names)}: {reason}", "cannot be predicted: ")
-        for reason, names in by_reason.items()
-    ]
+        others = ", ".join(f"{named(each)} {_gain(found, each)}" for each in better[len(best) :])
+        said = f"{others} (show with --top {len(better)})"
+        blocks.append(Text(said, "smaller gains: ", aside=True))
+    for head, names in without_gain(found) if verbose else []:
+        blocks.append(Text(", ".join(names), f"{head}: ", aside=True))
+    unknown = [(each.reason, named(each)) for each in found.optimizations if each.reason]
+    for reason, names in _by_reason(unknown):
+        blocks.append(Text(f"{', '.join(names)}: {reason}", "cannot be predicted: "))
     return blocks
 
 
+def _by_reason(pairs: Iterable[tuple[str, Named]]) -> list[tuple[str, list[Named]]]:
+    """Return what shares a reason, the reason of most first."""
+    found: dict[str, list[Named]] = {}
+    for reason, each in pairs:
+        found.setdefault(reason, []).append(each)
+    return sorted(found.items(), key=lambda pair: -len(pair[1]))
+
+
 def _changes(
-    found: Ranking, best: Sequence[Ranked], pairs: Sequence[Ranked], *, verbose: bool
+    found: Ranking,
+    best: Sequence[Ranked],
+    pairs: Sequence[Ranked],
+    *,
+    verbose: bool,
 ) -> Table:
     columns = [
         Column("optimization", width=NAME_WIDTH),
@@ -163,16 +175,16 @@ def _changes(
         Column("new bottleneck", spare=4),
     ]
     told: set[str] = set()
-    rows = [_row(each, told, verbose=verbose) for each in best]
+    rows = [_row(each, told, verbose=verbose) for each in (*best, *pairs)]
     if pairs:
-        rows += [
-            Row(("pairs",), style=HEADING),
-            *(_row(each, told, verbose=verbose) for each in pairs),
-        ]
+        rows.insert(len(best), Row(("pairs",), style=HEADING))
     return Table(columns, rows, found.replayed_ns)
 
 
 def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
+    bound = each.bound.label
+    if each.bound_share:
+        bound = f"{each.bound.awaited.removeprefix('the ')}, {each.bound_share:.0%}"
     cells = [
         named(each),
         "unknown" if each.predicted_ns is None else each.predicted_ns,
@@ -180,7 +192,7 @@ def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
         *([each.saving_ns] if verbose else []),
         gain(each),
         *memory_cells(each.memory),
-        _bound_text(each.bound, each.bound_share),
+        bound,
     ]
     return Row(cells, _made_by(each, told), FADED if too_large(each.memory) else "")
 
@@ -212,10 +224,8 @@ def _made_by(each: Ranked, told: set[str]) -> str:
 def _more(found: Ranking, *, undrawn: bool) -> list[Block]:
     """Return a line on what `-v` adds."""
     left_out = len(found.optimizations_left_out)
-    more = [
-        *(["what each layer and kernel would save"] if found.curves or undrawn else []),
-        *([f"{left_out} that were left out, and why"] if left_out else []),
-    ]
+    more = ["what each layer and kernel would save"] if found.curves or undrawn else []
+    more += [f"{left_out} that were left out, and why"] if left_out else []
     lines = [f"{head}: {counted(len(names), 'change')}" for head, names in without_gain(found)]
     blocks: list[Block] = [Text("   ".join(lines), aside=True)] if lines else []
     blocks += [Text("; ".join(more), "-v adds: ", aside=True)] if more else []
@@ -232,12 +242,12 @@ def without_gain(found: Ranking) -> list[tuple[str, list[str]]]:
     slower = []
     nothing = []
     for each in found.optimizations:
-        times = speedup_of(each)
+        told = speedup_of(each)
         longer = (each.saving_ns or 0) < 0
-        if each.changes_nothing or (longer and times == "1.00x"):
+        if each.changes_nothing or (longer and told == "1.00x"):
             nothing.append(named(each))
         elif longer:
-            slower.append(f"{named(each)} {times}")
+            slower.append(f"{named(each)} {told}")
     return [(head, names) for head, names in (("slower", slower), ("no gain", nothing)) if names]
 
 
@@ -250,12 +260,8 @@ def _gain(found: Ranking, each: Ranked) -> str:
 def effective(found: Ranking) -> list[Ranked]:
     """Return those that make the step shorter, or by memory those that lower its peak, the best first."""
     if found.by == "memory":
-        known = [each for each in found.optimizations if each.memory is not None]
-        return [
-            each
-            for each in known
-            if each.memory and each.memory.after_bytes < each.memory.before_bytes
-        ]
+        known = [(each, each.memory) for each in found.optimizations]
+        return [each for each, of in known if of and of.after_bytes < of.before_bytes]
     return [each for each in found.optimizations if each.gains]
 
 
@@ -268,14 +274,14 @@ def best_of(found: Ranking) -> Ranked | None:
 
 def _left_out(found: Ranking) -> list[Block]:
     """Return what was left out, by reason; the reasons of few at the end only counted."""
-    by_reason: dict[str, list[str]] = {}
+    others = []
     needed = []
     for name, reason in found.left_out.items():
         if reason.startswith("needs --"):
             needed.append(f"{name} {reason.removeprefix('needs ')}")
         else:
-            by_reason.setdefault(shortened(reason, REASON_WIDTH), []).append(name)
-    reasons = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
+            others.append((shortened(reason, REASON_WIDTH), name))
+    reasons = _by_reason(others)
     shown = [f"{', '.join(names)}: {reason}" for reason, names in reasons[:MOST_REASONS]]
     shown += [f"these need an option: {', '.join(needed)}"] if needed else []
     more = sum(len(names) for _, names in reasons[MOST_REASONS:])
@@ -297,7 +303,8 @@ def curves(found: Sequence[Curve], *, verbose: bool = False) -> list[Block]:
     """Return the first curves, and how many more there are."""
     if not found:
         return [Headline("no curves")]
-    more = f"and {len(found) - MOST_CURVES:,} more" if len(found) > MOST_CURVES else ""
+    others = len(found) - MOST_CURVES
+    more = f"and {others:,} more" if others > 0 else ""
     return [curve_table(found[:MOST_CURVES])._replace(more=more)]
 
 
@@ -318,10 +325,6 @@ def curve_table(shown: Iterable[Curve]) -> Table:
         name = (tail if curve.sort == "layer" else shortened)(curve.name, CURVE_WIDTH)
         rows.append(Row((f"{sort} {name}", curve.own_ns, *curve.step_ns[1:], knee)))
     return Table(columns, rows, shown[0].step_ns[0])
-
-
-def _bound_text(bound: Bound, share: float) -> str:
-    return f"{bound.awaited.removeprefix('the ')}, {share:.0%}" if share else bound.label
 
 
 SWEPT_WIDTH = 34
@@ -368,15 +371,10 @@ def _traces(found: Sweep) -> list[Block]:
         if each.replayed_ns is None:
             blocks.append(Text(f"{name}   not replayed"))
             continue
-        error = (
-            "" if each.replay_error is None else f"error {percent(each.replay_error, signed=True)}"
-        )
-        measured = (
-            [] if each.measured_ns is None else [("measured", time_text(each.measured_ns), "")]
-        )
-        blocks.append(
-            Figures([*measured, (each.basis or "", time_text(each.replayed_ns), error)], name)
-        )
+        off = each.replay_error
+        error = "" if off is None else f"error {percent(off, signed=True)}"
+        replayed = (each.basis or "", each.replayed_ns, error)
+        blocks.append(times(name, ("measured", each.measured_ns, ""), replayed))
     if len(found.traces) > MOST_TRACES:
         blocks.append(Text(counted(len(found.traces) - MOST_TRACES, "more trace")))
     return blocks
@@ -414,12 +412,8 @@ def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
         for each in shown
     ]
     more = len(found.scenarios) - len(shown)
-    said = (
-        f"{counted(more, 'more scenario')}: --top {len(found.scenarios)}, or -o FILE"
-        if more
-        else ""
-    )
-    return Table(columns, rows, more=said)
+    all_of = f"--top {len(found.scenarios)}, or -o FILE"
+    return Table(columns, rows, more=f"{counted(more, 'more scenario')}: {all_of}" if more else "")
 
 
 def _kind(values: Sequence[Any]) -> Kind:
@@ -429,10 +423,7 @@ def _kind(values: Sequence[Any]) -> Kind:
 
 def left_out(found: Sweep) -> list[tuple[str, str]]:
     """Return the scenarios that were refused, by reason, those that most share first."""
-    by_reason: dict[str, list[Refused]] = {}
-    for each in found.refused:
-        by_reason.setdefault(each.reason, []).append(each)
-    reasons = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
+    reasons = _by_reason((each.reason, each) for each in found.refused)
     rows = [(_together(found, each), reason) for reason, each in reasons[:MOST_REASONS]]
     more = sum(len(each) for _, each in reasons[MOST_REASONS:])
     return [*rows, (counted(more, "other"), "--json says why")] if more else rows
@@ -482,13 +473,9 @@ def _common(found: Sweep, of_memory: Sequence[str]) -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # Scaling

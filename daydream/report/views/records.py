@@ -19,8 +19,7 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.format import time_text
-from daydream.text import bytes_text, counted
+from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -32,8 +31,11 @@ SHOWN = 15  # rows of a table
 
 def records(found: Mapping[str, Any], *, verbose: bool = False) -> list[Block]:
     """Return the result of a tool; `verbose` with every row and whole names."""
-    facts = [(name, _fact(name, value)) for name, value in found.items() if not _is_table(value)]
-    blocks: list[Block] = [Facts(facts)] if facts else []
+    facts = {name: value for name, value in found.items() if not _is_table(value)}
+    columns = [Column(name, _kind(name, [value])) for name, value in facts.items()]
+    row = Row([*map(_cell, facts.values())])
+    said = Table(columns, [row], own_units=True).texts()[1][0]
+    blocks: list[Block] = [Facts(list(zip(facts, said, strict=True)))] if facts else []
     for name, rows in found.items():
         if _is_table(rows):
             blocks.append(Title(f"{name} ({counted(len(rows), 'row')})"))
@@ -79,22 +81,19 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
         told = verbose or alike[columns[0].cut(name, NARROW)] == 1
         return " < ".join(filter(None, ["" if told else name, row.get("stack")]))
 
-    more = (
-        f"{counted(len(rows) - len(shown), 'more row')}: -v shows all."
-        if rows[len(shown) :]
-        else ""
-    )
+    others = len(rows) - len(shown)
+    more = f"{counted(others, 'more row')}: -v shows all." if others else ""
     cells = [Row([_cell(row.get(name)) for name in names], below(row)) for row in shown]
     return Table(columns, cells, more=more, own_units=True)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _kind(name: str, values: Sequence[Any]) -> Kind:
     """Return what a column holds, by its name; one with other values than numbers holds names."""
-    if any(
-        not isinstance(value, int | float) or isinstance(value, bool)
-        for value in values
-        if value is not None
-    ):
+    if not all(value is None or _is_number(value) for value in values):
         return Kind.NAME
     if name.endswith("_ns"):
         return Kind.TIME
@@ -104,17 +103,8 @@ def _kind(name: str, values: Sequence[Any]) -> Kind:
 def _cell(value: Any) -> Cell:
     if value is None:
         return "-"
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def _fact(name: str, value: Any) -> str:
-    cell = _cell(value)
-    kind = _kind(name, [value])
-    if isinstance(cell, str) or cell is None or isinstance(cell, tuple):
-        return str(cell)
-    if kind in (Kind.TIME, Kind.BYTES):
-        return time_text(cell) if kind is Kind.TIME else bytes_text(cell)
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
+    number: Cell = value if _is_number(value) else str(value)
+    return number
 
 
 def _head(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ APART = 1.5  # times the median, or that part of it: a step that makes the diffe
 MOST_STEPS = 12
 WORST_STEPS = 5
 MOST_NOTES = 3
+STARTS_FROM = "what predictions start from"
 MEANING = "A replay is the recording simulated without a change. Any error here carries over to every prediction."
 OTHER_WORK = "the step computes something else (batch, layers, algorithm)"
 
@@ -74,7 +76,10 @@ def replay(found: Replay, *, verbose: bool = False) -> list[Block]:
 
 
 def prediction(
-    found: Prediction, *, verbose: bool = False, suggestion: WhatIfResult | None = None
+    found: Prediction,
+    *,
+    verbose: bool = False,
+    suggestion: WhatIfResult | None = None,
 ) -> list[Block]:
     """Return the answer, what changes by cause, what the step waits for then and what to try next.
 
@@ -111,8 +116,8 @@ def prediction(
     own = _own_notes(found)
     first = own if len(own) <= MOST_NOTES + 1 else own[:MOST_NOTES]
     blocks += [Text(note, "note: ") for note in first]
-    if own[len(first) :]:
-        blocks.append(Text(f"{counted(len(own) - len(first), 'more note')} with -v", aside=True))
+    if more := len(own) - len(first):
+        blocks.append(Text(f"{counted(more, 'more note')} with -v", aside=True))
     of_memory = () if found.memory is None else found.memory.recording_notes
     return [*blocks, *memory_notes(of_memory), *recording_notes(found.replay.notes)]
 
@@ -161,44 +166,41 @@ def step_figures(found: Prediction) -> Figures:
     how = "without a profiler" if replay.basis == UNPROFILED else _mean_of(replay)
     kept = replay.basis if replay.basis == ESTIMATED else "replayed"
     error = error_text(found.replay_error, replay.error)
-    figures = times(
-        "step time", ("measured", found.measured_ns, how), (kept, before, error)
-    ).figures
-    if found.predicted_ns is None:
-        return Figures([*figures, ("predicted", "unknown", found.reason or "")], "step time")
-    interval = gains = ""
-    low = found.predicted_low_ns
-    high = found.predicted_high_ns
-    if low is not None and high is not None:
-        interval = f"90% interval {range_text(low, high)}"
-        gains = gain_range_text(before, low, high)
-    after = ("predicted", time_text(found.predicted_ns), interval)
-    return Figures([*figures, after, ("speedup", speedup_of(found), gains)], "step time")
+    recorded = times("step time", ("measured", found.measured_ns, how), (kept, before, error))
+    after = [("predicted", "unknown", found.reason or "")]
+    if found.predicted_ns is not None:
+        interval = gains = ""
+        low = found.predicted_low_ns
+        high = found.predicted_high_ns
+        if low is not None and high is not None:
+            interval = f"90% interval {range_text(low, high)}"
+            gains = gain_range_text(before, low, high)
+        after = [
+            ("predicted", time_text(found.predicted_ns), interval),
+            ("speedup", speedup_of(found), gains),
+        ]
+    return recorded._replace(figures=[*recorded.figures, *after])
 
 
 def _mean_of(replay: Replay) -> str:
     said = f"mean of {counted(len(replay.steps), 'step')}"
-    return (
-        f"{said}, median {time_text(replay.typical_measured_ns)}" if replay.steps_differ else said
-    )
+    if replay.steps_differ:
+        said += f", median {time_text(replay.typical_measured_ns)}"
+    return said
 
 
 def options_text(found: Prediction, *, usual: bool = False) -> str:
     """Return the options with their values, those at their defaults only if `usual`."""
     from daydream.transforms.compose import option_names, parse
 
-    defaults: Mapping[str, Any] = {}
+    told = {name: value for name, value in found.options.items() if value is not None}
     if not usual:
-        try:
-            named = option_names(parse(found.optimization))
-            defaults = {name: option.default for name, (_, option) in named.items()}
-        except DaydreamError:  # a function that was given as it is, and has no file
-            defaults = {}
-    return ", ".join(
-        f"{name.replace('_', '-')} {value}"
-        for name, value in found.options.items()
-        if value is not None and (name not in defaults or value != defaults[name])
-    )
+        # A function that was given as it is has no file.
+        with suppress(DaydreamError):
+            for name, (_, option) in option_names(parse(found.optimization)).items():
+                if name in told and told[name] == option.default:
+                    del told[name]
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in told.items())
 
 
 def likely_text(found: Prediction) -> str:
@@ -267,7 +269,8 @@ def _own_notes(found: Prediction) -> list[str]:
     """Return the notes about this prediction that no other line of the screen tells."""
     # The bottleneck's line tells why a step does not move, that of memory why it is not known.
     told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}."}
-    told |= set() if found.memory is None else set(found.memory.recording_notes)
+    if found.memory is not None:
+        told.update(found.memory.recording_notes)
     return [note for note in dict.fromkeys(found.notes) if note not in told]
 
 
@@ -284,11 +287,9 @@ def edits_text(found: Prediction) -> str:
 
 def replay_answer(found: Replay) -> str:
     """Return in one line how far the replayed step is from the measured one."""
-    steps = (
-        f"replayed {time_text(found.replayed_ns)} per step, measured {time_text(found.measured_ns)}"
-    )
+    replayed = f"replayed {time_text(found.replayed_ns)} per step"
     error = f"error {percent(found.error, signed=True)}, worst step {percent(found.max_error)}"
-    return f"{steps}: {error}"
+    return f"{replayed}, measured {time_text(found.measured_ns)}: {error}"
 
 
 def replayed_figure(found: Replay) -> tuple[str, str, str]:
@@ -309,29 +310,30 @@ def replay_figures(found: Replay) -> Figures:
         "step time",
         ("measured", found.measured_ns, _mean_of(found)),
         ("replayed", found.replayed_ns, error),
-        (found.basis, basis, f"what predictions start from{_basis_error(found, ', ')}"),
+        (found.basis, basis, ", ".join(filter(None, [STARTS_FROM, _basis_error(found)]))),
     )
 
 
-def _basis_error(found: Replay, before: str = "") -> str:
+def _basis_error(found: Replay) -> str:
     if fake := in_fake_world(found.graph.recorded):
-        return f"{before}{fake}, on {found.graph.recorded.metadata['fake_world']['cluster']}"
+        return f"{fake}, on {found.graph.recorded.metadata['fake_world']['cluster']}"
     error = found.basis_error
-    return "" if error is None else f"{before}replay error {percent(error, signed=True)}"
+    return "" if error is None else f"replay error {percent(error, signed=True)}"
 
 
 def _basis(found: Replay) -> list[Block]:
     """Return the median step if the mean is far from it, and the step that predictions start from."""
-    measured = ("measured", found.typical_measured_ns, "")
-    replayed = ("replayed", found.typical_replayed_ns, "")
-    blocks: list[Block] = [times("median step", measured, replayed)] if found.steps_differ else []
-    if found.basis == RECORDED:
-        return blocks
-    figures = (
-        (found.basis, found.basis_ns, _basis_error(found)),
-        ("measured", found.basis_measured_ns, ""),
-    )
-    return [*blocks, times("predictions start from", *figures)]
+    blocks: list[Block] = []
+    measured: tuple[str, float | None, str]
+    if found.steps_differ:
+        measured = ("measured", found.typical_measured_ns, "")
+        replayed = ("replayed", found.typical_replayed_ns, "")
+        blocks.append(times("median step", measured, replayed))
+    if found.basis != RECORDED:
+        basis = (found.basis, found.basis_ns, _basis_error(found))
+        measured = ("measured", found.basis_measured_ns, "")
+        blocks.append(times("predictions start from", basis, measured))
+    return blocks
 
 
 def about_steps(found: Replay) -> list[Block]:
@@ -352,12 +354,11 @@ def _far_mean(found: Replay) -> str:
         return ""
     ratios = [step.measured_ns / median for step in found.steps]
     odd = [each for each in ratios if (each > APART if mean > median else each < 1 / APART)]
-    if not odd:
-        return (
-            f"the step is the mean: steps take {min(ratios):.2f}x to {max(ratios):.2f}x the median"
-        )
-    takes = f"{'takes' if len(odd) == 1 else 'take'} {fsum(odd) / len(odd):.1f}x the median"
-    return f"the step is the mean: {len(odd):,} of {counted(len(ratios), 'step')} {takes}"
+    said = f"steps take {min(ratios):.2f}x to {max(ratios):.2f}x"
+    if odd:
+        takes = f"{'takes' if len(odd) == 1 else 'take'} {fsum(odd) / len(odd):.1f}x"
+        said = f"{len(odd):,} of {counted(len(ratios), 'step')} {takes}"
+    return f"the step is the mean: {said} the median"
 
 
 def _steps(found: Replay, *, verbose: bool) -> list[Block]:
@@ -376,7 +377,9 @@ def _steps(found: Replay, *, verbose: bool) -> list[Block]:
 
 
 def steps_table(
-    found: Replay, steps: Sequence[StepReplay], after: SteadyState | None = None
+    found: Replay,
+    steps: Sequence[StepReplay],
+    after: SteadyState | None = None,
 ) -> Table:
     """Return steps as measured and replayed and, with what comes `after` a change, predicted."""
     several = len({step.rank for step in found.steps}) > 1
@@ -401,7 +404,8 @@ def graph_facts(found: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]
     off = said["start_error_ns"]
     kernels = said["kernels"]
     waits = said["event_waits"]
-    typical, rare = time_text(off["p50"]), time_text(off["p95"])
+    typical = time_text(off["p50"])
+    rare = time_text(off["p95"])
     starts = f"within {typical} of the recorded start in the median, {rare} at the 95th percentile"
     lanes = f"{len(found.graph.lanes):,} threads and streams"
     rows = [
@@ -420,10 +424,8 @@ def graph_facts(found: Replay, said: Mapping[str, Any]) -> list[tuple[str, str]]
         text = f"{len(collectives):,}"
         ranks = len(collectives[0]["ranks"])
         if ranks > 1:
-            measured, replayed = (
-                time_text(max(each[f"{how}_end_spread_ns"] for each in collectives))
-                for how in ("measured", "replayed")
-            )
+            measured = time_text(max(each["measured_end_spread_ns"] for each in collectives))
+            replayed = time_text(max(each["replayed_end_spread_ns"] for each in collectives))
             text += f" on {ranks} ranks; ends at most {measured} apart as measured, {replayed} as replayed"
         rows.append(("collectives", text))
     return rows
