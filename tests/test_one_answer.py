@@ -22,7 +22,7 @@ import daydream
 from daydream.agents.questions import brief
 from daydream.errors import DaydreamError, NoMatchError
 from daydream.report.format import speedup, time_text
-from daydream.report.html.render import page_html
+from daydream.report.html.render import render
 from daydream.report.views.step import step_figures
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def test_every_place_gives_the_same_answer(replay, ranking):
         assert first[3] == times
         last = re.findall(r"^ +the step +(\S+) +(\S+) +\S+$", screen, re.MULTILINE)[-1]
         assert (first[1], first[2].split()[0]) == last
-        html = page_html([step_figures(found)])
+        html = render("blocks.jinja", [step_figures(found)])
         now = "replayed" if found.basis == "recorded" else found.basis
         for what, figure in ((now, found.replayed_ns), ("predicted", found.predicted_ns)):
             assert f"{what}</span> <strong>{time_text(figure)}<" in html

@@ -31,19 +31,20 @@ class Budget(NamedTuple):
     mean: float  # tokens a line of code
 
 
-# Each issue lowers these. The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
+# Each issue lowers these; fake worlds may add 13,000 tokens to the product.
+# The house is to come to 365,000 tokens in 280 files, at 9.0 tokens a line at most.
 BUDGETS = {
     "core": Budget(109_510, 55, 10.20),
-    "reading and recording": Budget(133_950, 80, 9.50),
+    "reading and recording": Budget(133_680, 79, 9.50),
     "knowledge": Budget(201_023, 104, 10.74),
-    "surface": Budget(105_600, 74, 9.82),
+    "surface": Budget(105_600, 70, 9.70),
     "world": Budget(3_110, 4, 9.91),
-    "product": Budget(550_300, 314, 10.13),
-    "tests": Budget(465_700, 356, 10.90),
+    "product": Budget(552_920, 312, 10.10),
+    "tests": Budget(465_620, 356, 10.87),
     "benchmarks, validation, tools": Budget(6_425, 41, 0.00),
     "README and docs": Budget(36_075, 34, 0.00),
     "C": Budget(186, 2, 0.00),
-    "other code": Budget(1_280, 13, 0.00),
+    "other code": Budget(1_200, 12, 0.00),
 }
 ROOMS = {  # the folders of `daydream/`; its loose files are of reading and recording
     "core": ("graph", "simulate", "predict", "transforms", "compiled"),

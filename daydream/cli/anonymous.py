@@ -40,7 +40,7 @@ FIELDS = {
 }
 # Texts of the metadata by the name of their field: what they are, or nothing where they may tell anything.
 LEFT_OUT = ("notes", "source", "origin_ns", "graph_breaks", "uncompiled_frames", "counted_windows")
-SENTENCES = ("source", "why_not", "failed", "changed_not_recorded", "description", "typical_run")
+SENTENCES = ("why_not", "failed", "changed_not_recorded", "description", "typical_run")
 AS_THEY_ARE = (
     "step_source",
     "vendor",
@@ -103,9 +103,11 @@ def anonymous(trace: Trace) -> Trace:
     """
     names = _Names()
     columns = {name: column for name, column in trace.columns.items() if name != "stack"}
-    at = trace["name"][trace.is_kind(*RANGES)]
-    others = trace["name"][~trace.is_kind(*RANGES)]
-    ranges = {trace.text("name")[code] for code in np.setdiff1d(at, others).tolist() if code >= 0}
+    named, known = trace["name"], trace.text("name")
+    ranged = trace.is_kind(*RANGES)
+    ranges = {
+        known[code] for code in np.setdiff1d(named[ranged], named[~ranged]).tolist() if code >= 0
+    }
     texts: dict[str, list[str]] = {}
     for name, values in trace.texts.items():
         if name in AS_RECORDED:
@@ -148,17 +150,12 @@ def _value(value: Any, field: str, names: _Names) -> Any:
         for key, each in value.items():
             known = key in FIELDS or key.isdigit() or field == "versions"
             inner = key if key in FIELDS and key != "name" else field
-            found[key if known else names.of_words(key)] = _value(
-                each,
-                inner,
-                names,
-            )
+            found[key if known else names.of_words(key)] = _value(each, inner, names)
         return found
     if isinstance(value, list | tuple):
         return [_value(each, field, names) for each in value]
-    if not isinstance(value, str) or field.removesuffix("_by_rank") in AS_THEY_ARE:
+    if not isinstance(value, str) or field in AS_THEY_ARE:
         return value
     if field in SENTENCES:
         return value and "(left out)"
-    field = field.removesuffix("_by_rank")
     return names.path(value) if field in PATHS else names.of_words(value)

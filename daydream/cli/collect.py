@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,22 @@ def collect(
     from daydream.collect.launcher.runner import Recording
 
     script.check()
-    fake_world = _fake_world(world, rank, cluster, script)
+    fake_world = None
+    if world is None:
+        if rank or cluster:
+            raise usage_error("--rank and --cluster go with --world")
+    else:
+        fake_world = {"world_size": world, "rank": rank, "cluster": cluster}
+        if script.nproc_per_node:
+            raise usage_error("--world and --nproc-per-node exclude each other")
+        if not 0 <= rank < world:
+            raise usage_error(
+                f"--rank is {rank}, but a world of {world:,} has ranks 0 to {world - 1:,}"
+            )
+        if cluster:
+            from daydream.costs.network.cluster_names import find_cluster
+
+            find_cluster(cluster).holding(world)
     target = script.target
     stem = target.rpartition(".")[2] if script.module else Path(target).resolve().stem
     path = Path(out.output or f"{stem}.parquet")
@@ -80,7 +96,13 @@ def collect(
     if done.path is None:
         out.emit(result, None)
         return done.exit_code or DaydreamError.exit_code
-    unrest = _unrest(done.path)
+    unrest = None
+    # The replay is kept in the user's cache: the suggestions, and the first question, need it.
+    with (
+        contextlib.suppress(GraphError),
+        working() as progress,
+    ):  # no step to judge; `info` tells why
+        unrest = TraceRequest((str(done.path),)).replay(progress).unrest
     if unrest:
         click.echo(f"note: {unrest}", err=True)
     found = None
@@ -103,39 +125,6 @@ def collect(
         then=["info", str(done.path)],
     )
     return done.exit_code
-
-
-def _fake_world(
-    world: int | None, rank: int, cluster: str | None, script: Script
-) -> dict[str, Any] | None:
-    """Return the world of ranks that do not exist, None where none is asked for. Raises usage errors."""
-    if world is None:
-        if rank or cluster:
-            raise usage_error("--rank and --cluster go with --world")
-        return None
-    if script.nproc_per_node:
-        raise usage_error("--world and --nproc-per-node exclude each other")
-    if not 0 <= rank < world:
-        raise usage_error(
-            f"--rank is {rank}, but a world of {world:,} has ranks 0 to {world - 1:,}"
-        )
-    if cluster:
-        from daydream.costs.network.cluster_names import find_cluster
-
-        find_cluster(cluster).holding(world)
-    return {"world_size": world, "rank": rank, "cluster": cluster}
-
-
-def _unrest(path: Path) -> str | None:
-    """Return why the machine seems to have been busy during recording, as `replay` and `info` tell it.
-
-    The replay that this takes is kept in the user's cache: the suggestions, and the first question, need it.
-    """
-    try:
-        with working() as progress:
-            return TraceRequest((str(path),)).replay(progress).unrest
-    except GraphError:  # there is no step to judge; `info` tells why
-        return None
 
 
 def _about(trace: Any, path: Path) -> dict[str, Any]:

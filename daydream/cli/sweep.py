@@ -25,7 +25,6 @@ from daydream.lazy import regex
 from daydream.transforms.registry import typed
 
 SWITCHES = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
-PLOTS = (".png", ".svg", ".html")
 MOST_WORKERS = 1 << 20
 RANGE = regex(r"(\d+)(?:\.{2,3}|-|:)(\d+)")  # how other tools write one
 
@@ -225,12 +224,6 @@ def workers_of(text: str) -> list[int]:
     return [int(each) for each in numbers_of(text, number)]
 
 
-def _plot(text: str) -> str:
-    if not text.endswith(PLOTS):
-        raise ValueError(f"{text!r} ends in none of {', '.join(PLOTS)}")
-    return text
-
-
 class Scaling(Changes):
     """A command with the options of `ddp` but for the number of workers."""
 
@@ -255,7 +248,6 @@ class Scaling(Changes):
         "jitter": click.FloatRange(0, 1, max_open=True),
         "straggler": click.FloatRange(1),
         "seed": click.IntRange(0),
-        "plot": Parsed(_plot),
     },
 )
 def scaling(

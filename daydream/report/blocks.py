@@ -128,7 +128,11 @@ class Table(NamedTuple):
         rows = [row.cells for row in self.rows if row.style != HEADING]
         return [
             0,
-            *(at for at in range(1, len(self.columns)) if any(_shows(row[at]) for row in rows)),
+            *(
+                at
+                for at in range(1, len(self.columns))
+                if any(row[at] not in (None, "") for row in rows)
+            ),
         ]
 
     def texts(self) -> tuple[list[str], list[list[str]]]:
@@ -180,10 +184,6 @@ class Table(NamedTuple):
         amounts = [abs(each) for each in found if each is not None and not isinstance(each, str)]
         whole = self.whole if kinds is TIMES or not self._largest(TIMES) else 0
         return (whole or max(amounts)) if amounts else 0
-
-
-def _shows(cell: Cell) -> bool:
-    return cell is not None and cell != ""
 
 
 class Headline(str):

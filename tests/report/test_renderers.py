@@ -22,7 +22,7 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.html.render import MOST_AT_ONCE, notebook_html, page_html
+from daydream.report.html.render import MOST_AT_ONCE, notebook_html, render
 from daydream.report.markdown import markdown
 from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
 
@@ -136,7 +136,7 @@ def test_units_and_digits_are_those_of_the_whole_or_of_the_largest_cell():
 
 
 def test_a_view_as_a_page():
-    page = Document(page_html(SAMPLE))
+    page = Document(render("blocks.jinja", SAMPLE))
     head, heading, gemm, *_ = page.tables[0]
     assert head[1:4] == ["before, ms", "after", "change"]
     assert heading == ["kernels"]
@@ -148,10 +148,10 @@ def test_a_view_as_a_page():
     } <= page.attributes
     assert ("td", "data-v", "-6000000") in page.attributes
     assert "drawn" in page.words
-    assert "run <code>a &lt; b</code>" in page_html([Notes(["run `a < b`"])])
+    assert "run <code>a &lt; b</code>" in render("blocks.jinja", [Notes(["run `a < b`"])])
     rows = [Row((f"r{n}", n)) for n in range(MOST_AT_ONCE + 5)]
     table = Table([Column("a"), Column("b", Kind.COUNT)], rows, name="many")
-    text = page_html([table])
+    text = render("blocks.jinja", [table])
     assert text.count("<tr hidden>") == 5
     assert f"show all {len(rows)}" in text
 
@@ -184,7 +184,7 @@ def test_no_name_is_markup():
             [Row((nasty, nasty), nasty), Row((nasty,), style=HEADING)],
         ),
     ]  # fmt: skip
-    for text in (page_html(blocks), notebook_html(blocks)):
+    for text in (render("blocks.jinja", blocks), notebook_html(blocks)):
         assert "<b>" not in text
         assert "<script" not in text
         assert "\x1b" not in text

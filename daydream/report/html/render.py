@@ -43,11 +43,6 @@ def page_of(title: str, blocks: Sequence[Block], about: str = "", *, frame: bool
     )
 
 
-def page_html(blocks: Sequence[Block]) -> str:
-    """Return a view for a page: what follows a title with a name is a section of that id."""
-    return render("blocks.jinja", blocks)
-
-
 def notebook_html(blocks: Sequence[Block]) -> str:
     """Return a view for a notebook: no styles but sides, in the notebook's own colors."""
     return BETWEEN.sub("><", render("blocks.jinja", blocks, page=False)).strip()

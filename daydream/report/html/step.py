@@ -254,28 +254,29 @@ def step_sections(
     for place, each in enumerate(sides):
         blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
         blocks += [_in_order(each)]
+    said: list[Block] = [Notes(replay.notes, "")] if replay.notes else [Text("none")]
+    if found is not None:
+        facts = [
+            ("options", options_text(found, usual=True)),
+            ("changed", edits_text(found)),
+            ("range", likely_text(found)),
+        ]
+        own = [note for note in found.notes if note not in replay.notes]
+        said = [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
+    chart: dict[str, Any] = {"names": [printable(step.name) for step in replay.steps]}
+    for at, column in enumerate(steps.columns):
+        if column.kind is Kind.TIME and (found is not None or column.title != "predicted"):
+            values: list[Any] = [row.cells[at] for row in steps.rows]
+            chart[column.title] = [None if ns is None else ns / 1e6 for ns in values]
     return [
         *blocks,
         Title("How well the replay fits", "replay"),
-        Drawing("steps-chart", _step_times(replay, steps, changes=found is not None)),
+        Drawing("steps-chart", chart),
         steps,
         Facts(graph_facts(replay, replay.to_json())),
         Title("Assumptions and notes", "notes"),
-        *_assumptions(replay, found),
+        *said,
     ]
-
-
-def _assumptions(replay: Replay, found: Prediction | None) -> list[Block]:
-    """Return what was changed, what the range is made of, and every note: those on the change come first."""
-    if found is None:
-        return [Notes(replay.notes, "")] if replay.notes else [Text("none")]
-    facts = [
-        ("options", options_text(found, usual=True)),
-        ("changed", edits_text(found)),
-        ("range", likely_text(found)),
-    ]
-    own = [note for note in found.notes if note not in replay.notes]
-    return [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
 
 
 def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
@@ -414,16 +415,6 @@ def _in_order(path: StepPath) -> Table:
         Column("most of the delay"),
     ]
     return Table(heads, list(map(Row, path.stretches())), path.step_ns)
-
-
-def _step_times(replay: Replay, table: Table, *, changes: bool) -> dict[str, Any]:
-    """Return the steps of the table in ms for their chart."""
-    said: dict[str, Any] = {"names": [printable(step.name) for step in replay.steps]}
-    for at, column in enumerate(table.columns):
-        if column.kind is Kind.TIME and (changes or column.title != "predicted"):
-            times: list[Any] = [row.cells[at] for row in table.rows]
-            said[column.title] = [None if ns is None else ns / 1e6 for ns in times]
-    return said
 
 
 # Memory

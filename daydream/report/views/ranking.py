@@ -194,7 +194,12 @@ def _row(each: Ranked, told: set[str], *, verbose: bool) -> Row:
         *memory_cells(each.memory),
         bound,
     ]
-    return Row(cells, _made_by(each, told), FADED if too_large(each.memory) else "")
+    parts = [each.code or ""]
+    if "+" in each.optimization:  # lines of its parts, those that are not told yet
+        parts = [part for part in parts[0].split("; ") if part not in told]
+    told.add(each.code or "")
+    code = f"{f'[{each.needs}] ' if each.needs else ''}{';  '.join(parts)}".strip()
+    return Row(cells, code, FADED if too_large(each.memory) else "")
 
 
 def interval(each: Predicted) -> Cell:
@@ -207,18 +212,6 @@ def interval(each: Predicted) -> Cell:
 def gain(each: Predicted) -> Cell:
     """Return how many times faster a step gets as a cell."""
     return each.speedup if each.predicted_ns else speedup_of(each)
-
-
-def _made_by(each: Ranked, told: set[str]) -> str:
-    """Return what else a change takes, and the line of a training script that makes it.
-
-    A pair's lines are those of its parts, and not told again.
-    """
-    parts = [each.code or ""]
-    if "+" in each.optimization:
-        parts = [part for part in parts[0].split("; ") if part not in told]
-    told.add(each.code or "")
-    return f"{f'[{each.needs}] ' if each.needs else ''}{';  '.join(parts)}".strip()
 
 
 def _more(found: Ranking, *, undrawn: bool) -> list[Block]:

@@ -113,7 +113,11 @@ def prediction(
         facts[1:1] = [("kernels", rule) for rule in found.graph.facts.rules]
         shown = Facts([each for each in facts if each[1]])
         return [*blocks, step_figures(found), shown, Notes(found.notes)]
-    own = _own_notes(found)
+    # The bottleneck's line tells why a step does not move, that of memory why it is not known.
+    told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}."}
+    if found.memory is not None:
+        told.update(found.memory.recording_notes)
+    own = [note for note in dict.fromkeys(found.notes) if note not in told]
     first = own if len(own) <= MOST_NOTES + 1 else own[:MOST_NOTES]
     blocks += [Text(note, "note: ") for note in first]
     if more := len(own) - len(first):
@@ -263,15 +267,6 @@ def needs_legend(needs: Sequence[str | None]) -> list[Block]:
     """Return what the mark of other work means, if any of these is it; the other marks say it themselves."""
     work = stages.NEEDS[stages.WORK]
     return [Text(OTHER_WORK, f"[{work}]: ", aside=True)] if work in needs else []
-
-
-def _own_notes(found: Prediction) -> list[str]:
-    """Return the notes about this prediction that no other line of the screen tells."""
-    # The bottleneck's line tells why a step does not move, that of memory why it is not known.
-    told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}."}
-    if found.memory is not None:
-        told.update(found.memory.recording_notes)
-    return [note for note in dict.fromkeys(found.notes) if note not in told]
 
 
 def edits_text(found: Prediction) -> str:
