@@ -83,10 +83,10 @@ def test_every_place_gives_the_same_answer(replay, ranking):
         last = re.findall(r"^ +the step +(\S+) +(\S+) +\S+$", screen, re.MULTILINE)[-1]
         assert (first[1], first[2].split()[0]) == last
         html = render("blocks.jinja", [step_figures(found)])
-        now = "replayed" if found.basis == "recorded" else found.basis
+        now = "estimated" if found.basis == "estimated" else "replayed"
         for what, figure in ((now, found.replayed_ns), ("predicted", found.predicted_ns)):
             assert f"{what}</span> <strong>{time_text(figure)}<" in html
-        assert f"speed-up</span> <strong>{times}<" in html
+        assert f"speedup</span> <strong>{times}<" in html
         assert repr(found).endswith(f", {found.speedup:.2f}x>")
         for side, ns in (("before", found.replayed_ns), ("after", found.predicted_ns)):
             parts = document[side]["ns_by_cause"].values()

@@ -314,8 +314,8 @@ def by_corrections_that_pay(row: Row) -> bool:
         re.search(each, row.question) for each in ("batch-size|sequence-length", "explain amp|tf32")
     )
     mine = re.search(r"train_gpt_h200|t4_mlp_amp", row.trace) and (sizes or types)
-    another = types and "kernels/" in row.key  # is among the largest
-    return bool(mine) and (row.is_now(row.before, 13 * AGREE if sizes else 150 * AGREE) or bool(another))
+    largest = types and "kernels/" in row.key  # others are now
+    return bool(mine and (largest or row.is_now(row.before, (13 if sizes else 150) * AGREE)))
 
 
 def begins_otherwise(row: Row) -> bool:

@@ -224,6 +224,14 @@ def workers_of(text: str) -> list[int]:
     return [int(each) for each in numbers_of(text, number)]
 
 
+def _plot(text: str) -> str:
+    from daydream.report.figures import PLOTS
+
+    if not text.endswith(PLOTS):
+        raise ValueError(f"{text!r} ends in none of {', '.join(PLOTS)}")
+    return text
+
+
 class Scaling(Changes):
     """A command with the options of `ddp` but for the number of workers."""
 
@@ -248,6 +256,7 @@ class Scaling(Changes):
         "jitter": click.FloatRange(0, 1, max_open=True),
         "straggler": click.FloatRange(1),
         "seed": click.IntRange(0),
+        "plot": Parsed(_plot),
     },
 )
 def scaling(

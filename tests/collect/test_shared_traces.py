@@ -146,7 +146,7 @@ def test_the_buckets_of_a_ddp_step():
 
 def test_collectives_without_arguments_get_their_sizes_from_annotations():
     trace = imported("kineto/v100_dlrm_4_of_8_ranks")
-    assert trace.metadata["ranks"] == [0, 1, 2, 3]
+    assert trace.metadata["ranks"] == [{"rank": rank} for rank in range(4)]
     assert trace.metadata["world_size"] == 8
     ends = []
     for rank in range(4):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 import daydream
 from daydream.trace.trace import Trace
@@ -21,30 +23,24 @@ def as_kernels(trace: Trace) -> Trace:
 
 
 def test_a_wait_that_was_written_as_a_kernel_is_a_wait(tmp_path):
+    on_device = {"stream": 7, "device": 0}
     rows = [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::item", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
-        {
-            "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 1,
-            "dur": 2, "args": {"correlation": 1},
-        },
-        {
-            "ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "pid": 1, "tid": 1, "ts": 10,
-            "dur": 80, "args": {"correlation": 2},
-        },
-        {
-            "ph": "X", "cat": "kernel", "name": "work", "pid": 0, "tid": 7, "ts": 5, "dur": 80,
-            "args": {"correlation": 1, "stream": 7, "device": 0},
-        },
-        {
-            "ph": "X", "cat": "cuda_sync", "name": "Stream Sync", "pid": 0, "tid": 7, "ts": 11, "dur": 78,
-            "args": {"correlation": 2, "stream": 7, "device": 0},
-        },
-    ]  # fmt: skip
+        {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        for category, name, pid, tid, ts, dur, args in (
+            ("cpu_op", "aten::item", 1, 1, 0, 100, {}),
+            ("cuda_runtime", "cudaLaunchKernel", 1, 1, 1, 2, {"correlation": 1}),
+            ("cuda_runtime", "cudaStreamSynchronize", 1, 1, 10, 80, {"correlation": 2}),
+            ("kernel", "work", 0, 7, 5, 80, {"correlation": 1, **on_device}),
+            ("cuda_sync", "Stream Sync", 0, 7, 11, 78, {"correlation": 2, **on_device}),
+        )
+    ]
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": rows}))
     right = daydream.load(path)
     assert right.is_kind("sync").sum() == 1
-    as_kernels(right).save(tmp_path / "wrong.parquet")
+    table = pa.Table.from_batches([as_kernels(right).to_arrow()])
+    about = {b"daydream": json.dumps({**right.metadata, "schema_version": 1})}
+    parquet.write_table(table.replace_schema_metadata(about), tmp_path / "wrong.parquet")
 
     found = daydream.load(tmp_path / "wrong.parquet")
 

@@ -20,7 +20,7 @@ ACTION = ROOT / ".github" / "actions" / "step-time"
 PLAIN = """\
 **5.282 → 5.282 ms per step, 1.00x; the step times overlap, so this may be noise**
 
-|  | step, ms | range | speedup |
+|  | step, ms | range, ms | speedup |
 | --- | ---: | ---: | ---: |
 | `before` | 5.282 | 5.128 to 5.476 |  |
 | `after` | 5.282 | 5.128 to 5.476 | 1.00x |
@@ -30,7 +30,7 @@ PREDICTED = """\
 
 from 5.282 ms: predicted 1.36x, measured 1.00x
 
-|  | step, ms | range | speedup |
+|  | step, ms | range, ms | speedup |
 | --- | ---: | ---: | ---: |
 | `before` | 5.282 |  |  |
 | `predicted: fused-adam` | 3.894 | 3.643 to 4.146 | 1.36x |

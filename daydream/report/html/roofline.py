@@ -51,7 +51,17 @@ def roofline(graph: Graph) -> list[Block]:
         "peaks": {name: device.peak(name) for name in used},
         "points": points[:MOST],
     }
-    return [title, Text(_covered(points, total), aside=True), Drawing("roofline", drawn)]
+    known = {"counters": 0.0, "shapes": 0.0}
+    for point in points:
+        known[point["by"]] += point["ns"] / total
+    by = ", ".join(f"{percent(share)} by {rule}" for rule, share in known.items() if share)
+    shown = f" The {MOST} circles that take longest of {len(points):,} are drawn."
+    said = (
+        f"FLOP and bytes are known of {percent(sum(known.values()))} of the kernels' time: {by}. "
+        "Kernels that only move bytes, or of which one of the two is unknown, are not here."
+        f"{shown if len(points) > MOST else ''}"
+    )
+    return [title, Text(said, aside=True), Drawing("roofline", drawn)]
 
 
 def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str, Any]]:
@@ -94,17 +104,3 @@ def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str
         for name, layer, of, flop, nbytes, ns, kernels, by_counters in rows
     ]
     return sorted(points, key=lambda point: (-point["ns"], point["name"], point["layer"]))
-
-
-def _covered(points: list[dict[str, Any]], total: int) -> str:
-    """Return how much of the kernels' time is in the picture, and what it is known by."""
-    known = {"counters": 0.0, "shapes": 0.0}
-    for point in points:
-        known[point["by"]] += point["ns"] / total
-    by = ", ".join(f"{percent(share)} by {rule}" for rule, share in known.items() if share)
-    shown = f" The {MOST} circles that take longest of {len(points):,} are drawn."
-    return (
-        f"FLOP and bytes are known of {percent(sum(known.values()))} of the kernels' time: {by}. "
-        "Kernels that only move bytes, or of which one of the two is unknown, are not here."
-        f"{shown if len(points) > MOST else ''}"
-    )

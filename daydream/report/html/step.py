@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from daydream.predict.prediction import Prediction
     from daydream.predict.rank import Ranking
     from daydream.predict.replay import Replay
-    from daydream.report.timeline import Window
-    from daydream.trace.trace import Trace
 
 MOST_ROWS = 1_000  # of a table; a trace may hold tens of thousands of names
 MOST_POINTS = 4_000  # of one line: more than pixels, and each keeps the highest value it stands for
@@ -423,9 +421,19 @@ def _in_order(path: StepPath) -> Table:
 def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> list[Block]:
     """Return the chart, and who holds the peak of each device: as recorded, and after a change."""
     trace = replay.graph.trace
-    chart: dict[str, Any] = {"length": 0, "lines": []}
+    chart: dict[str, Any] = {"length": 0, "lines": []}  # ms from the window's begin, MiB
     if trace is not None:
-        chart = memory_chart(trace, measured_window(replay.graph, replay.settled.typical()[0]))
+        window = measured_window(replay.graph, replay.settled.typical()[0])
+        chart["length"] = window.length_ns / 1e6
+        for one in held_over_time(trace):
+            begin = int(np.searchsorted(one.time_ns, window.begin_ns, side="right")) - 1
+            end = int(np.searchsorted(one.time_ns, window.end_ns, side="right"))
+            part = slice(max(begin, 0), end)
+            time = np.clip(one.time_ns[part], window.begin_ns, window.end_ns) - window.begin_ns
+            time, amounts = _thinned(time, one.held_bytes[part], window.length_ns)
+            mib = np.round(amounts / 2**20, 3).tolist()
+            line = {"name": device_name(one), "ms": (time / 1e6).tolist(), "mib": mib}
+            chart["lines"].append(line)
     blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing("memory-chart", chart)]
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
@@ -458,20 +466,6 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
             name=f"holders-{len(devices)}",
         ),
     ]
-
-
-def memory_chart(trace: Trace, window: Window) -> dict[str, Any]:
-    """Return the lines of the chart: times in ms from the window's begin, amounts in MiB."""
-    lines = []
-    for one in held_over_time(trace):
-        begin = int(np.searchsorted(one.time_ns, window.begin_ns, side="right")) - 1
-        end = int(np.searchsorted(one.time_ns, window.end_ns, side="right"))
-        part = slice(max(begin, 0), end)
-        time = np.clip(one.time_ns[part], window.begin_ns, window.end_ns) - window.begin_ns
-        time, held = _thinned(time, one.held_bytes[part], window.length_ns)
-        mib = np.round(held / 2**20, 3).tolist()
-        lines.append({"name": device_name(one), "ms": (time / 1e6).tolist(), "mib": mib})
-    return {"length": window.length_ns / 1e6, "lines": lines}
 
 
 def _thinned(time: np.ndarray, held: np.ndarray, length_ns: int) -> tuple[np.ndarray, np.ndarray]:
