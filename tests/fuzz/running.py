@@ -34,7 +34,8 @@ FAILURES = {
     "Traceback (most": "traceback", "internal error": "internal error", "not enough memory": "memory",
     "RuntimeWarning:": "warning", "DeprecationWarning:": "warning",
 }  # fmt: skip
-APART = ("collect", "calibration", "trainers", "__main__", "dask")  # what needs torch, or runs when imported
+# What needs torch, or runs when imported.
+APART = ("collect", "calibration", "trainers", "world", "__main__", "dask")
 READERS = "kineto.reader", "nsys", "rocprof", "xplane"
 
 

@@ -17,13 +17,13 @@ def load():
     import pyarrow.parquet
 
     import daydream
-    from daydream.cli import KNOWN, collect, output, progress, sweep, whatif
+    from daydream.cli import KNOWN, collect, output, source, sweep, whatif
     from daydream.collect.importers.kineto import reader
     from daydream.collect.launcher import runner
     from daydream.report.html import page
 
     loaded = (
-        pyarrow, daydream, KNOWN, collect, output, progress, sweep, whatif,
+        pyarrow, daydream, KNOWN, collect, output, source, sweep, whatif,
         runner, reader, page,
     )  # fmt: skip
     assert all(loaded)

@@ -239,7 +239,7 @@ def test_the_page_says_most_without_its_programs(chromium, report, tmp_path):
     chromium.open(tmp_path / "plain.html")
 
     cards = "[...document.querySelectorAll('.card > span:first-child')].map(each => each.textContent)"
-    assert chromium.run(cards) == ["estimated", "predicted", "speed-up"]
+    assert chromium.run(cards) == ["estimated", "predicted", "speedup"]
     assert chromium.run("document.querySelectorAll('tbody tr').length") > 20
 
 
