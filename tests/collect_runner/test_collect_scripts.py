@@ -309,7 +309,7 @@ def test_torch_that_fails_to_import_fails_as_always(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-I", "-E"])
-def test_options_that_isolate_an_interpreter_are_left_out_and_told(flag, folder):
+def test_options_that_isolate_an_interpreter_are_left_out(flag, folder):
     folder.script(
         f"""
         import atexit, pickle, sys
@@ -325,7 +325,6 @@ def test_options_that_isolate_an_interpreter_are_left_out_and_told(flag, folder)
     assert done.code == 3
     file = folder.path / "train.py"  # as Python gives it to a main script
     assert done.out == f"True __main__ ['train.py', '--steps', '9'] {file}\n"
-    assert f"the script runs without {flag}" in done.err
     assert done.steps() == 3
 
 
