@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 
 def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path: Path):
     for _ in range(3):  # on a busy machine the timed steps may come out slower than the recorded ones
-        trace = record(train(*MODELS["mlp"]()), tmp_path, unprofiled=20)
+        trace = record(train(*MODELS["mlp"]()), tmp_path, unprofiled=20, force=True)
         result = daydream.replay(trace)
         if result.basis != "recorded":
             break
