@@ -116,14 +116,14 @@ def test_messages_to_two_peers_have_lanes_of_their_own():
     assert "mesh_tp send 1" in build(job(operation="send", peer=1)).select(kind="collective").lane
 
 
-def test_without_machines_one_line_asks_for_them():
-    with pytest.raises(GraphError, match=r"fake world of 4 ranks.*--cluster"):
-        daydream.replay(job())
-
-
-def test_more_ranks_than_the_machines_hold_are_refused(cluster):
-    with pytest.raises(GraphError, match="4 workers do not fit"):
-        daydream.replay(job(f"{cluster}:1"))
+def test_a_job_without_machines_or_groups_that_hold_it_is_refused(cluster):
+    for found, said in (
+        (job(), r"fake world of 4 ranks.*--cluster"),
+        (job(f"{cluster}:1"), "4 workers do not fit"),
+        (job(cluster, group="3"), "which ranks are in group 3"),
+    ):
+        with pytest.raises(GraphError, match=said):
+            daydream.replay(found)
 
 
 def test_the_recorded_steps_are_checked_as_they_were_recorded(cluster):

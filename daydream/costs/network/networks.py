@@ -137,13 +137,13 @@ def cluster_of_world(trace: Trace) -> Cluster:
 
     Raises `GraphError` if none is named, or it is too small.
     """
-    world: dict[str, Any] = trace.metadata["fake_world"]
+    world = trace.metadata["fake_world"]
     if world.get("cluster") is None:
         raise GraphError(
             f"recorded in a fake world of {world['world_size']:,} ranks, where collectives take no time; name "
             f"their machines with --cluster, such as dgx-h100, or a file of your own"
         )
-    return find_cluster(world["cluster"]).holding(int(world["world_size"]))
+    return find_cluster(world["cluster"]).holding(world["world_size"])
 
 
 def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
@@ -156,17 +156,24 @@ def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     duration = graph.duration_ns.copy()
     duration[graph.select(kind="cpu", name=OWN).ids] = 0
     tasks = graph.select(kind="collective")
-    if cluster is None or not len(tasks):
+    if cluster is None:
         return graph.retimed(duration, graph.gap_ns)
-    own = int(trace.metadata["fake_world"]["rank"])
-    ranks_of = {group["name"]: group["ranks"] for group in trace.metadata["groups"]}
-    peers = trace["peer"][tasks.row].tolist()
-    keys = zip(tasks.collective, tasks.bytes.tolist(), tasks.group, peers, strict=True)
+    own = trace.metadata["fake_world"]["rank"]
+    ranks_of = {group["name"]: group["ranks"] for group in trace.metadata.get("groups", ())}
+    keys = zip(
+        tasks.collective,
+        tasks.bytes.tolist(),
+        tasks.group,
+        trace["peer"][tasks.row].tolist(),
+        strict=True,
+    )
     known: dict[tuple[Any, ...], int] = {}
     for task, key in zip(tasks.ids.tolist(), keys, strict=True):
         if key not in known:
             operation, nbytes, group, peer = key
-            ranks = [own, peer] if operation in POINT_TO_POINT else ranks_of[group]
+            ranks = [own, peer] if operation in POINT_TO_POINT else ranks_of.get(group)
+            if not ranks:
+                raise GraphError(f"the trace does not say which ranks are in group {group}")
             together = max(Counter(rank // cluster.gpus_per_node for rank in ranks).values())
             size = bytes_of_message(operation, max(nbytes, 0), len(ranks))
             known[key] = cluster.time_ns(operation, size, len(ranks), per_node=together)

@@ -339,12 +339,13 @@ def transfer_in_fake_world(draft: Draft) -> None:
     is_call = trace["collective"][rows] >= 0
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
-    described = {group["name"]: group["description"] for group in trace.metadata["groups"]}
-    rank = int(trace.metadata["fake_world"]["rank"])
+    described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
+    rank = trace.metadata["fake_world"]["rank"]
     lanes: dict[str, int] = {}
     lane, names = [], []
-    columns = (trace.values(name, calls) for name in ("group", "collective", "peer"))
-    for group, operation, peer in zip(*columns, strict=True):
+    for group, operation, peer in zip(
+        *(trace.values(name, calls) for name in ("group", "collective", "peer")), strict=True
+    ):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
         if name not in lanes:
