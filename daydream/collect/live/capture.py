@@ -404,6 +404,27 @@ class Captured:
         return trace
 
 
+@dataclass
+class Kept:
+    """What the profiler recorded, the ranges of the steps in it, and the names of those without an update."""
+
+    captured: Captured
+    ranges: tuple[Ranges, str]
+    skipped: set[str]
+    hooks_ns: int  # that our own hooks took of a step
+    ended: str  # what ended the capture early
+
+    @property
+    def count(self) -> int:
+        """How many steps have a step time: the first has none before it."""
+        return len(self.ranges[0]) - 1
+
+    @property
+    def worth(self) -> tuple[int, int]:
+        """How many steps, and how many of their layers; the larger the better."""
+        return self.count, -self.captured.unseen
+
+
 class ProfilerWindow:
     """A profiler, prepared when it is made. It must be stopped on the thread that started it.
 

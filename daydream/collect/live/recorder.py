@@ -18,15 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from daydream.collect.derive.steps import Ranges
 from daydream.collect.launcher.runner import changed_path
-from daydream.collect.live.capture import Captured, ProfilerWindow
+from daydream.collect.live.capture import Kept, ProfilerWindow
 from daydream.collect.live.run_metadata import is_loader_worker
 from daydream.collect.live.step_hooks import (
     BACKWARD,
@@ -387,27 +385,6 @@ class Recorder:
         self.own_profilers.unwatch()
         self.step_hooks.forget()
         self.on_holding(False)
-
-
-@dataclass
-class Kept:
-    """What the profiler recorded, the ranges of the steps in it, and the names of those without an update."""
-
-    captured: Captured
-    ranges: tuple[Ranges, str]
-    skipped: set[str]
-    hooks_ns: int  # that our own hooks took of a step
-    ended: str  # what ended the capture early
-
-    @property
-    def count(self) -> int:
-        """How many steps have a step time: the first has none before it."""
-        return len(self.ranges[0]) - 1
-
-    @property
-    def worth(self) -> tuple[int, int]:
-        """How many steps, and how many of their layers; the larger the better."""
-        return self.count, -self.captured.unseen
 
 
 class Phase:
