@@ -189,7 +189,7 @@ def public(rows: list[Row]) -> Iterator[Change]:
             model = f"{row['model']} " * (row["source"] == PUBLIC)
             what = f"{model}{row['recording']}: {row['change']}, {row['judged']}"
             inside = (row["inside"] == "yes",) if row["judged"] == STEP else ()
-            times = (f"{row['measured']} ms", f"{row['predicted'] or '-'} ms")
+            times = (f"{row['measured']} ms", f"{row['predicted']} ms" if row["predicted"] else "refused")
             yield Change(row["source"], what, *times, number(row["error"]), inside)
 
 
