@@ -49,7 +49,7 @@ def test_a_script_that_sleeps_waits_and_one_that_spins_works(tmp_path):
     for trace, ran in ((asleep, (0, 0.5)), (awake, (0.9, 1.1))):
         rows = np.flatnonzero(trace["name"] == trace.code("name", BY_CLOCK))
         rows = rows[trace["duration_ns"][rows] > 1e9 * PAUSE_S]
-        assert len(rows) >= 3
+        assert len(rows)  # not every one: looks at the clock that would cost much are left out
         shares = trace["cpu_ns"][rows] / trace["duration_ns"][rows]
         assert ran[0] <= shares.min() <= shares.max() <= ran[1]
 
