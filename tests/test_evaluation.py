@@ -1,8 +1,6 @@
 """The evaluation page: rows as CSV, and tables that are computed from them."""
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,27 +39,6 @@ def row(change, measured, predicted, *, recording="a"):
     return dict(zip(evaluate.COLUMNS, [*map(str, cells), "", ""], strict=True))
 
 
-def test_a_question_is_read_as_it_is_typed():
-    asked = "sequence-length+batch-size --factor 0.5 --length 128 --layers h.*"
-    options = {"factor": 0.5, "length": 128, "layers": "h.*"}
-    assert evaluate.typed(asked) == ("sequence-length+batch-size", options)
-    assert evaluate.typed_as("sequence-length+batch-size", options) == asked
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("+12.5%, outside", 0.125),
-        ("-0.30%", -0.003),
-        ("1,236.4", 1236.4),
-        ("1.512x", 1.512),
-        ("", 1.0),
-    ],
-)
-def test_a_number_is_read_as_it_was_written(text, value):
-    assert page.number(text) == pytest.approx(value)
-
-
 def test_a_change_is_the_median_of_its_recordings():
     rows = [
         row("half", 0.50, 0.50),
@@ -85,21 +62,6 @@ def test_pairs_are_ranked_within_a_recording_where_the_measurement_can_tell():
     assert page.ranked(rows) == (3, 5)
 
 
-def test_a_refused_peak_is_a_miss_of_100_percent():
-    case = evaluate.Case("g", "judgement", "A", "x", "amp", {}, ROOT, "memory", 100 * 2**20, 2**20)
-    refused = evaluate.row(evaluate.Answer(case, refused="why"))
-    found = evaluate.row(evaluate.Answer(replace(case, change="y"), 101 * 2**20, 90 * 2**20, 110 * 2**20))
-    *_, line = page.memory([refused, found])
-
-    assert line == "| g | judgement | 2 | 1 | 50.5% | 90.1% | 100.0% (A, x) | 1 of 2 |"
-
-
-def test_an_interval_holds_to_the_byte():
-    case = evaluate.Case("g", "judgement", "A", "x", "amp", {}, ROOT, "memory", 100_000, 1)
-    assert evaluate.Answer(case, 110, 100_000, 100_010).inside
-    assert not evaluate.Answer(case, 100_040, 100_040, 100_040).inside
-
-
 def test_the_page_shows_what_the_rows_give():
     text = page.PAGE.read_text(encoding="utf-8")
     for name, lines in page.tables(page.ROWS):
@@ -112,19 +74,6 @@ def test_figures_of_the_readme_are_those_of_the_rows():
     text = " ".join(page.README.read_text(encoding="utf-8").split())
     for name, sentence in page.of_readme(shown, page.ROWS):
         assert sentence in text, name
-
-
-def test_a_figure_that_differs_is_named_and_ends_judge_with_one(monkeypatch, capsys):
-    monkeypatch.setattr(page, "recomputed", lambda *_: iter(()))
-    monkeypatch.setattr(
-        page, "_beside", lambda _: iter([("a row", ("1.2%", "1.2%")), ("a median", ("2.5%", "2.6%"))])
-    )
-    monkeypatch.setattr(page, "of_readme", lambda *_: [("no such sentence", "exactly 17 errors of 3.5%")])
-    assert page.judge(None) == 1
-    out = capsys.readouterr().out
-    assert "equal       a row: 1.2%\n" in out
-    assert "DIFFERENT   a median: 2.5% | now 2.6%\n" in out
-    assert "DIFFERENT   README, no such sentence: not there | now exactly 17 errors of 3.5%\n" in out
 
 
 # -- what was measured ----------------------------------------------------------------------------------
@@ -145,16 +94,6 @@ def test_peaks_of_memory_are_predicted_from_the_trace_of_the_unchanged_step():
     assert len(found) == 14
     assert not [one.refused for one in found if one.refused]
     assert all(abs(one.error) < 0.06 for one in found)
-
-
-def test_all_ways_to_measure_a_peak_agree():
-    recordings = json.loads((ROOT / "validation/memory_peaks/peaks.json").read_text())["recordings"].values()
-    peaks = [one for each in recordings for one in each["peaks"].values()]
-    alone = [one for one in peaks if one.get("options", {}).get("workers", 1) == 1]
-    assert len(alone) == 96
-    for one in alone:  # twice by the profiler, once below torch; nothing is held but tensors that are known
-        assert one["peak_bytes"] == one["again_bytes"] == one["counted_bytes"] == max(one["steps_bytes"])
-        assert one["held_by_no_tensor_bytes"] == 0
 
 
 # -- ranges: fitted on some models, judged on another -------------------------------------------------

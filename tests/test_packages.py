@@ -77,16 +77,6 @@ def test_a_wheel_says_where_it_comes_from(uploads):
     assert told["Author"] == "daydream developers"
 
 
-def test_the_index_takes_both(uploads):
-    pytest.importorskip("twine", reason="needs the extra `dev`")
-    done = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", *map(str, uploads)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_sdist_and_wheel_hold_the_whole_package(uploads):
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "daydream").rglob("*.py")}
     optimizations = {f"optimizations/{path.name}" for path in (ROOT / "optimizations").glob("*.py")}

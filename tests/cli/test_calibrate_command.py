@@ -39,14 +39,6 @@ def test_it_says_what_was_measured_and_what_was_not(calibrated):
     assert (calibrated / "times.parquet").stat().st_size < 20_000
 
 
-def test_a_prediction_uses_the_table_and_says_for_how_much(calibrated):
-    done = run_in(
-        "whatif", *BATCH, "--trace", "t.parquet", "--table", "times.parquet", "--json", folder=calibrated
-    )
-    assert done.code == 0, done.err
-    assert any("Times by model" in note and "table" in note for note in json.loads(done.out)["notes"])
-
-
 def test_a_hand_made_table_gives_what_it_says(calibrated):
     """Calls of the old batch take 1 us there, those of the new one 1, 2 or 3: each step is as much longer."""
     said = json.loads((calibrated / "said.json").read_text())
@@ -67,19 +59,6 @@ def test_a_hand_made_table_gives_what_it_says(calibrated):
     more = predicted[1] - predicted[0], predicted[2] - predicted[1]
     assert more[0] == pytest.approx(more[1], abs=1)  # means are rounded
     assert more[0] > 0
-
-
-def test_the_next_command_is_what_it_says(calibrated):
-    done = process(
-        "calibrate --trace t.parquet --optimization=batch-size --factor 2 -o again.parquet",
-        "--call-limit", "0.001", folder=calibrated,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "operator calls timed on the CPU" in done.out
-    assert "left out" in done.out
-    typed = done.err.splitlines()[-1].removeprefix("next: daydream ")
-    assert typed == "whatif batch-size --factor 2 t.parquet --table again.parquet"
-    assert run_in(*typed.split(), folder=calibrated).code == 0
 
 
 @pytest.mark.parametrize(

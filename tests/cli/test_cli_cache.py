@@ -107,21 +107,6 @@ def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache
     assert len(entries(cache)) == 2
 
 
-def test_options_that_find_other_steps_have_an_entry_of_their_own(ask, cache):
-    for given in ([], ["--steps", "auto"]):
-        asked = "replay", "--trace", "step.json.gz", "--json", *given
-        assert ask(*asked) == ask(*asked) == ask(*asked, "--no-cache")
-    assert len(entries(cache)) == 2
-
-
-@pytest.mark.parametrize("how", ["--no-cache", "off", ""])
-def test_nothing_is_kept_where_none_is_wanted(ask, cache, how, monkeypatch):
-    if how != "--no-cache":
-        monkeypatch.setenv("DAYDREAM_CACHE", how)
-    assert ask("replay --trace step.parquet", *([how] if how == "--no-cache" else [])).code == 0
-    assert not cache.exists()
-
-
 def test_it_lies_in_the_users_cache_and_is_private(ask, tmp_path, monkeypatch):
     monkeypatch.delenv("DAYDREAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -165,12 +150,6 @@ def test_what_was_used_longest_ago_goes_first(ask, cache, monkeypatch):
     assert not (cache / f"old{UNFINISHED}").exists()
     assert (cache / f"new{UNFINISHED}").exists()
     assert sum(entry.stat().st_size for entry in entries(cache)) <= most
-
-
-def test_what_is_larger_than_the_cache_may_be_is_not_kept(ask, cache, monkeypatch):
-    monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert ask("replay --trace step.parquet").code == 0
-    assert list(cache.iterdir()) == []
 
 
 def test_info_tells_what_is_kept(ask, cache, monkeypatch):

@@ -171,21 +171,6 @@ def assert_clear(done):
     assert done.out == ""
 
 
-def test_a_users_file_may_have_helpers_and_a_dash_in_its_name(ask, folder):
-    (folder / "half-time.py").write_text(
-        "def half_time(graph, *, factor: float = 0.5):\n    graph.select().scale(checked(factor))\n\n\n"
-        "def checked(factor):\n    return abs(factor)\n"
-    )
-
-    done = ask("whatif half-time.py --factor 1 --trace step.parquet")
-    wrong = ask("whatif half-time.py --factor half --trace step.parquet")
-
-    assert done.code == 0
-    assert done.out.startswith("half-time: ")
-    assert wrong.code == USAGE
-    assert "'half' is not a valid float" in wrong.err
-
-
 def test_force_overwrites_and_only_force(ask, folder):
     wanted = folder / "out.json"
     wanted.write_text("precious")

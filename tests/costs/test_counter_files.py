@@ -117,16 +117,6 @@ def test_rocprofv3_counts_work_items_and_kib(tmp_path):
     assert one.flop == 64 * (3 + 4 + 2 * 5) + 512 * 6
 
 
-def test_matrix_units_and_16_bits_are_no_answer_unless_operations_were_counted():
-    half = {OPS.format(kind): 8.0 for kind in ("fadd", "fmul", "ffma")}
-    assert CountedKernel("sgemm", None, half).flop == 32
-    assert CountedKernel("sgemm", None, {**half, "sm__inst_executed_pipe_tensor.sum": 4.0}).flop is None
-    assert CountedKernel("void gemm<__nv_bfloat16>", None, half).flop is None
-    counted = {**half, "sm__ops_path_tensor_src_fp16.sum": 1000.0, "sm__inst_executed_pipe_tensor.sum": 4.0}
-    assert CountedKernel("sgemm", None, counted).flop == 1032
-    assert CountedKernel("sgemm", None, {OPS.format("fadd"): 8.0}).flop is None  # a part
-
-
 @pytest.mark.parametrize(
     ("full", "base"),
     [
@@ -150,13 +140,6 @@ def test_launches_meet_kernels_by_name_grid_and_order(tmp_path):
     first, last = trace.metadata["notes"]
     assert first.startswith("2 kernels of 3, 66.7% of their time, have counters of c.csv")
     assert last == "1 counted launch of c.csv met no kernel of the trace."
-
-
-def test_where_numbers_differ_each_has_the_mean_and_it_is_said(tmp_path):
-    table = long_table(("axpy", 16, axpy("10")), ("axpy", 16, axpy("30")))
-    trace = attached(kernels("axpy", "axpy", "axpy"), tmp_path, table)
-    assert counted_work(trace)[0].tolist() == [40, 40, 40]
-    assert "3 kernels could not be told apart" in trace.metadata["notes"][1]
 
 
 def on_two_devices():
@@ -187,14 +170,6 @@ def test_launches_meet_kernels_of_their_device(tmp_path, agents, kib, said):
     trace = attached(on_two_devices(), tmp_path, of_agents(*agents))
     assert [entry["bytes"] for entry in trace.metadata["counters"]] == [1024 * each for each in kib]
     assert said is None or any(said in note for note in trace.metadata["notes"])
-
-
-def test_a_file_without_grids_is_joined_by_order_over_all_grids(tmp_path):
-    trace = kernels("axpy", "axpy", "axpy", grid="16,1,1")
-    trace.texts["grid"] = ["16,1,1", "4,1,1"]
-    trace.columns["grid"] = np.array([0, 1, 0], np.int32)
-    table = long_table(*(("axpy", 16, axpy(fma)) for fma in ("10", "20", "30"))).replace("(16, 1, 1)", "")
-    assert counted_work(attached(trace, tmp_path, table))[0].tolist() == [20, 40, 60]
 
 
 def test_passes_of_one_program_add_their_counters(tmp_path):
@@ -268,18 +243,6 @@ def test_public_samples(file, launches, flop, nbytes):
         assert (found[0].flop, found[0].bytes) == (flop, nbytes)
     else:
         assert found[0].bytes == 1_124_711_000 + 408_483_000  # AMD's counters, in bytes as the table says
-
-
-def test_amds_l2_tells_bytes_by_its_requests():
-    found = read_counted(shared_trace("formats/rocprof_v2/omniperf_MI300X_pmc_perf_merged.csv.gz"))
-    size = 4096 * 256 * 8  # the copy of doubles: a thread each
-    assert [one.name[:7] for one in found] == ["vecCopy"] * 3
-    for one in found:
-        amounts = one.amounts
-        assert amounts["dram_written_bytes"] == size
-        assert amounts["dram_read_bytes"] == pytest.approx(size, rel=2e-3)
-        assert amounts["l2_bytes"] == pytest.approx(2 * size, rel=1e-2)
-        assert one.bytes == amounts["dram_bytes"]
 
 
 @pytest.mark.parametrize(

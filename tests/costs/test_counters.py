@@ -21,7 +21,6 @@ PRODUCTS = [
     "[[4096],[128,4096],[4096,4096],[],[]]",
     "[[1000],[128,4096],[4096,1000],[],[]]",
 ]
-CONVOLUTIONS = [(64, 55), (192, 27), (384, 13), (256, 13), (256, 13)]  # filters, height and width
 PASSES = 2  # the file holds two forward passes
 
 
@@ -30,10 +29,6 @@ def of_shapes(op, shapes, hint=None):
     assert amount is not None
     assert amount.flop is not None
     return amount.flop
-
-
-def first_convolution():
-    return of_shapes("aten::cudnn_convolution", "[[128,3,224,224],[64,3,11,11]]", (128, 64, 55, 55))
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +40,6 @@ def flop_of(counted, name):
     return [one.flop for one in counted if name in one.name]
 
 
-def test_there_is_a_range_for_every_launch(counted):
-    assert len(counted) == 77
-    assert {one.bytes for one in counted} == {None}  # no memory counters were asked for
-
-
 def test_products_do_the_flop_of_their_shapes(counted):
     products = flop_of(counted, "sgemm_32x32_sliced")
     expected = [of_shapes("aten::addmm", shapes) for shapes in PRODUCTS] * PASSES
@@ -58,27 +48,6 @@ def test_products_do_the_flop_of_their_shapes(counted):
         assert flop <= found <= 1.07 * flop  # 1,000 columns are padded to whole tiles
     for found, flop in list(zip(products, expected, strict=True))[:2]:
         assert found == pytest.approx(flop, rel=0.001)
-
-
-def test_the_convolution_without_a_transform_does_the_flop_of_its_shapes(counted):
-    (direct,) = flop_of(counted, "implicit_convolve_sgemm")  # one range has lost its name
-    assert direct == pytest.approx(first_convolution(), rel=0.05)
-
-
-def test_a_bias_is_one_instruction_an_element(counted):
-    # `add` computes a + alpha b: a multiply-add, two FLOP where we count the one of an addition
-    expected = [
-        of_shapes("aten::add_", json.dumps([[128, filters, size, size], [1, filters, 1, 1], []]))
-        for filters, size in CONVOLUTIONS
-    ]
-    assert flop_of(counted, "CUDAFunctor_add") == [2 * flop for flop in expected] * PASSES
-
-
-def test_what_was_not_counted_is_not_known(counted):
-    # the tensor cores' instructions are no part of the nine counters
-    assert flop_of(counted, "Ampere_hmma_tf32") == [None] * 3 * PASSES
-    # nor is the maximum of two numbers arithmetic
-    assert set(flop_of(counted, "launch_clamp_scalar")) == {0}
 
 
 def test_a_transform_takes_fewer_flop_than_the_shapes_say(counted):

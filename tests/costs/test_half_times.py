@@ -142,11 +142,3 @@ def test_no_kernel_is_slower_in_16_bits_nor_faster_than_its_bytes_and_flop_allow
     assert new >= min(least, duration_ns) - 1
     assert new >= min(FLOOR, duration_ns) / 2
     assert 0 < doubt < 1
-
-
-def test_arithmetic_that_a_gpu_counted_stays():
-    #  19,500 FLOP/ns on vector units of an A100: 90 % of the kernel's time is arithmetic in 32 bits
-    name = "void at::native::vectorized_elementwise_kernel<4, erfinv>"
-    graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
-    graph.trace.metadata["counters"] = [{"name": name, "flop": 19_500 * 90_000, "bytes": 8_000_000}]
-    assert in_half(graph, name)[0] == FLOOR + 90_000

@@ -67,13 +67,6 @@ def test_the_start_follows_from_the_end(tmp_path, name):
     assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
 
 
-def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
-    kept = {**ENDED, "allocator_settings": {"max_split_size": 20 * MIB}}
-    plain, split = (read_snapshot(write(tmp_path / "s.json", each))[0] for each in (ENDED, kept))
-
-    assert (split.start, split.doubts) == (plain.start, [])
-
-
 def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
     #  | a 11, of 12 | b 8 |  was there before a was freed: a rest of 1 MiB is not split off
     document = snapshot(
@@ -386,30 +379,6 @@ def test_events_that_cannot_be_are_counted(tmp_path, line, said):
     assert found.recorded_allocated_bytes == 4 * MIB
 
 
-def test_plain_frees_are_whole_ones_where_there_are_no_others(tmp_path):
-    found = doubts(
-        tmp_path, ["alloc", START, 4 * MIB, 0, 0], ["free_requested", START, 4 * MIB, 0, 1],
-        ["alloc", START, 4 * MIB, 0, 2], ["free", START, 4 * MIB, 0, 3],
-    )  # fmt: skip
-
-    assert usage(found.requests).peak_allocated_bytes == 4 * MIB
-    assert len(found.doubts) == 1  # of the missing segment
-
-
-def test_events_that_contradict_the_end_are_counted(tmp_path):
-    document = snapshot(
-        [segment(START, (20 * MIB, 20 * MIB))],
-        [
-            event("alloc", OTHER, 4 * MIB),  # not there at the end, and never freed
-            *life(START, 4 * MIB),  # freed last: another block is there
-            event("segment_alloc", OTHER, 20 * MIB),  # nor is the segment
-        ],
-    )
-    found = only(tmp_path, document)
-
-    assert found.doubts[0].startswith("3 events contradict the segments at the end")
-
-
 def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
     #  the device gave 24 MiB at once for 4: a setting that the file does not name
     document = snapshot(
@@ -419,14 +388,6 @@ def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
 
     said = "the replayed reserved peak is -16.67% off the recorded one"
     assert any(note.startswith(said) for note in notes)
-
-
-def test_out_of_memory_in_the_recording_is_said(tmp_path):
-    events = [event("oom", 5 * MIB, 40 * MIB), *life(START, 4 * MIB)]
-    document = snapshot([segment(START, (20 * MIB, 0))], events)
-    found = only(tmp_path, document)
-
-    assert found.doubts == ["The recorded program ran out of memory 1 time."]
 
 
 # What is refused ---------------------------------------------------------------------------------
@@ -477,16 +438,6 @@ def test_what_is_no_snapshot_is_refused_in_one_line(tmp_path, content):
         read_snapshot(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_another_kind_of_file_is_told_from_an_empty_snapshot(tmp_path):
-    for content, said in (
-        (b'{"traceEvents": []}', "is not a memory"),
-        (b'{"segments": []}', "holds no segments"),
-    ):
-        (tmp_path / "file").write_bytes(content)
-        with pytest.raises(TraceError, match=said):
-            read_snapshot(tmp_path / "file")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

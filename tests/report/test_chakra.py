@@ -189,24 +189,3 @@ def test_the_times_of_a_network_simulator_come_back(tmp_path):
         predicted.append(again.predicted_ns)
     slower = daydream.whatif(replay, "ddp+scale", kind="collective", factor=2.0, **ddp)
     assert predicted == [answer.predicted_ns, slower.predicted_ns]
-
-
-@pytest.mark.slow
-def test_ranks_that_met_come_back_from_a_log(tmp_path):
-    trace = shared_trace("formats/kineto_distributed/mi300_ddp_4ranks_unfused")
-    replay = daydream.replay(trace).recording
-    nodes = written(replay.timeline, tmp_path)
-    times = run(nodes)
-    lines = []
-    for rank, given in enumerate(nodes):
-        for node in given:
-            if node["type"] == COMM_COLL:
-                about = f"node->id={node['id']}, node->name={node['name']}, node->type=7\n"
-                begin, end = times[rank, node["id"]]
-                lines += [
-                    f"issue,sys->id={rank}, tick={begin}, {about}",
-                    f"callback,sys->id={rank}, tick={end}, {about}",
-                ]
-    (tmp_path / "log.txt").write_text("".join(lines))
-    again = daydream.whatif(replay, "collective-times", collective_times=str(tmp_path / "log.txt"))
-    assert (again.predicted_ns, again.changed) == (replay.replayed_ns, 0)

@@ -14,13 +14,9 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream.errors import OutputError
-from daydream.predict.rank import rank
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
-from daydream.report.html.render import MOST_AT_ONCE
 from daydream.report.timeline import (
-    INSERTED,
-    ON_PATH,
     measured_in,
     measured_window,
     packed,
@@ -115,33 +111,6 @@ def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
         assert sum(times.values()) == pytest.approx(whole, abs=0.06)
 
 
-def test_notes_come_last_and_those_on_the_change_first(replay):
-    def faster(graph):
-        graph.select(kind="kernel").scale(0.5)
-        graph.note("A note on the change.")
-
-    comparison = daydream.whatif(replay, faster)
-    text = page(comparison)
-
-    assert text.index('id="timeline"') < text.index('id="breakdown"') < text.index('id="notes"')
-    assert text.index("A note on the change.") < text.index("does not say what recording cost")
-
-
-def test_the_largest_changes_of_layers_and_tasks_come_first(document):
-    for table in document.tables:
-        if table[0][0].startswith(("operator", "layer", "task")) and "change" in table[0]:
-            changes = [abs(float(row[3])) for row in table[1:]]
-            assert changes == sorted(changes, reverse=True)
-            assert changes[0] > 0
-
-
-def test_every_step_is_there_with_its_error(document, replay):
-    table = next(table for table in document.tables if table[0][0].startswith("step"))
-
-    assert [row[0] for row in table[1:]] == [step.name for step in replay.steps]
-    assert all(row[3].endswith("%") for row in table[1:])
-
-
 def test_the_same_input_gives_the_same_page(replay, comparison):
     assert page(comparison) == page(daydream.whatif(replay, "amp"))
 
@@ -218,61 +187,10 @@ def test_the_measured_timeline_lies_where_it_was_recorded(replay):
     assert sorted(spans.start_ns[(spans.kind == 1) & (spans.start_ns >= 0)]) == sorted(start[inside])
 
 
-def test_changed_and_inserted_tasks_are_marked(replay):
-    def slower(graph):
-        kernels = graph.select(kind="kernel")
-        kernels.scale(2)
-        lane = kernels.lane[0]
-        graph.insert("extra", kind="kernel", lane=lane, duration_ns=5_000, after=[kernels.ids[0]])
-
-    after = daydream.whatif(replay, slower)
-    window = simulated_window(after.timeline, 0, replay.settled.typical()[0])
-    spans = simulated_in(after.timeline, 0, window, replay.graph)
-
-    changed = spans.former_ns >= 0
-    assert changed.any()
-    assert (spans.kind[changed] == 1).all()
-    assert (spans.duration_ns[changed] == 2 * spans.former_ns[changed]).all()
-    assert ((spans.flags & INSERTED) == 0).all() or (spans.flags & INSERTED).sum() == 1
-
-
 # The critical path -------------------------------------------------------------------------------
 
 
-def test_the_path_is_marked_in_the_timeline(document):
-    before, _ = document.data("timelines-data")["timelines"]
-
-    assert (numbers(before["columns"]["flags"]) & ON_PATH).any()
-
-
-def test_long_tables_begin_short(replay):
-    text = page(replay)
-
-    assert text.count("<tr hidden>") > 0
-    assert f'data-most="{MOST_AT_ONCE}"' in text
-
-
-def test_kernels_have_their_time_count_and_mean(document, comparison):
-    heads, *rows = next(table for table in document.tables if table[0][0] == "kernel")
-    assert heads[1:] == ["before, ms", "after", "change", "count", "mean, us"]
-    _, step = comparison.shown_steps()
-    graph = comparison.graph
-    ours = np.flatnonzero((graph.columns["step"] == step) & (graph.columns["kind"] != 0))
-    name = graph.column("name", ours)
-    for row in rows:
-        ns = graph.columns["duration_ns"][ours[name == row[0]]]
-        assert (int(row[4]), float(row[2])) == (len(ns), pytest.approx(ns.sum() / 1e6, abs=0.002))
-        assert float(row[5].replace(",", "")) == pytest.approx(ns.mean() / 1e3, rel=1e-3)
-
-
 # Files -------------------------------------------------------------------------------------------
-
-
-def test_a_step_of_which_nothing_is_left_has_a_report(replay):
-    nothing = daydream.whatif(replay, lambda graph: graph.select().set(duration_ns=0, gap_ns=0))
-    said = Document(page(nothing))
-
-    assert said.data("timelines-data")["timelines"][1]["length"] < 0.1 * replay.measured_ns
 
 
 def test_several_ranks_have_a_report(tmp_path):
@@ -308,28 +226,3 @@ def test_a_step_that_ends_only_without_the_profiler_is_no_row():
 
 
 # Ranked what-ifs
-
-
-def test_what_ifs_are_ranked_with_what_bounds_the_step_then(replay):
-    ranking = rank(replay, ["amp", "scale", "ddp", "gist", "dataloader"], pairs=0, with_curves=False)
-    said = Document(page(daydream.whatif(replay, "amp"), ranking))
-    table = next(table for table in said.tables if table[0][0] == "optimization")
-    best = ranking.optimizations[0]
-
-    assert table[0][1:5] == ["predicted, ms", "90% interval, ms", "saves", "speedup"]
-    assert table[1][0] == f"{best.optimization} {best.code}"
-    assert table[1][1] == f"{best.predicted_ns / 1e6:,.3f}"
-    assert table[1][4] == f"{best.speedup:.2f}x"
-    assert f"All are of the estimated step, {best.replayed_ns / 1e6:.3f} ms now." in said.words
-    assert table[1][5].startswith(best.bound)
-    assert ranking.left_out
-    for name, reason in ranking.left_out.items():
-        assert [name, reason] in next(rows for rows in said.tables if rows[0] == ["left out", "why"])
-
-
-def test_a_ranking_in_which_nothing_saves_says_so(replay):
-    ranking = rank(replay, ["dataloader"], pairs=0, with_curves=False)
-    text = page(replay, ranking=ranking)
-
-    assert "None would make the step shorter." in text
-    assert "Ranked what-ifs" not in page(replay)

@@ -46,11 +46,6 @@ def test_it_is_one_small_frame_with_the_program_in_it(prediction):
     assert text == timeline_frame(prediction)._repr_html_()
 
 
-def test_its_size_is_bounded_and_less_can_be_asked_for(prediction):
-    few, usual = (len(timeline_frame(prediction, most=most).html) for most in (100, 2_000))
-    assert few < usual < LARGEST
-
-
 def test_without_a_prediction_there_is_no_timeline_after(prediction, monkeypatch):
     monkeypatch.setattr(prediction, "reason", "its causes were not recorded")
     with pytest.raises(GraphError, match=r"amp cannot be predicted from this trace, because its causes"):
