@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,13 @@ def section(heading):
     return re.split(r"^## ", README.partition(f"\n## {heading}\n")[2], flags=re.MULTILINE)[0]
 
 
+@cache
 def files():
     """Return the files that are committed or would be."""
+    return tuple(_files())
+
+
+def _files():
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 anyio = pytest.importorskip("anyio", reason="needs the extra `mcp`")
 pytest.importorskip("mcp", reason="needs the extra `mcp`")
 from agent_client import answer, client, refusal  # noqa: E402
+from cli.command_line import daydream  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GPU, CPU = "synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"
@@ -47,9 +46,7 @@ def no_cache(monkeypatch):
 
 
 def from_command(root, *words):
-    command = [sys.executable, "-m", "daydream", *words, "--json"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(daydream(*words, "--json", folder=root).out)
 
 
 @pytest.mark.slow
