@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from graph.small_traces import note, op, trace
 from machine.programs import PROGRAMS
-from pyarrow.parquet import ParquetFile
 
 import daydream
 from daydream.errors import TraceError
@@ -74,22 +73,6 @@ def test_a_file_holds_of_a_range_what_the_trace_does(recorded, save, steps):
     assert 0 < len(found) < len(recorded)
     assert found.memory is None
     assert "held_before" not in found.metadata
-
-
-def test_only_row_groups_of_the_steps_are_read(recorded, save):
-    path = save(recorded)
-    whole = daydream.load(path, steps="5:7")  # and the step before them
-    with ParquetFile(path) as file:
-        groups = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
-    assert len(groups) > 2 * STEPS
-    begins = [column.dictionary_page_offset or column.data_page_offset for column in groups]
-    content = bytearray(path.read_bytes())
-    content[4 : begins[len(groups) // 4]] = bytes(begins[len(groups) // 4] - 4)  # the first quarter is lost
-    path.write_bytes(content)
-
-    assert values(daydream.load(path, steps="5:7")) == values(whole)
-    with pytest.raises(TraceError, match="not a readable parquet file"):
-        daydream.load(path)
 
 
 def test_the_step_before_a_range_is_kept_but_not_covered(recorded):

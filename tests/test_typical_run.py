@@ -1,12 +1,10 @@
 """Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
 
-import numpy as np
 import pytest
 from long_recording import SOME, STEPS
 
 import daydream
 from daydream.trace import step_range as module
-from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.step_range import TypicalRun, typical_run
 
 ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
@@ -79,15 +77,6 @@ def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long):
     assert covered(daydream.load(long)) >= STEPS - 2
     assert len(daydream.replay(daydream.load(long)).steps) >= STEPS - 2
     assert len(daydream.replay(long).steps) == SOME
-
-
-def test_a_recording_of_memory_is_whole(long, tmp_path):
-    trace = daydream.load(long)
-    trace.memory = MemoryEvents({"time_ns": np.arange(5), "bytes": np.full(5, 512)})
-    trace.save(tmp_path / "memory.parquet")
-
-    assert trace.of_steps("typical") is trace
-    assert daydream.load(tmp_path / "memory.parquet", steps="typical").memory is not None
 
 
 @pytest.mark.parametrize("name", ["amp", "cuda-graphs"])

@@ -100,19 +100,6 @@ def of_same_figures(answer, document):
     return answer == document or not isinstance(answer, int)
 
 
-@pytest.mark.slow
-def test_a_prediction_is_held_against_a_trace(root):
-    async def main():
-        async with client(root) as connected:
-            return await answer(connected, "compare", before=CPU, after=CPU, optimization="fused-adam")
-
-    got = anyio.run(main)
-    before, after = got["before"], got["after"]
-    assert before["prediction"] == "fused-adam"
-    assert not before["low_ns"] <= after["step_ns"] <= before["high_ns"]  # it was not fused
-    assert got["error"] == pytest.approx(before["step_ns"] / after["step_ns"] - 1, abs=1e-4)
-
-
 async def options_refused(connected, optimization, options):
     wanted = {"trace": GPU, "optimization": optimization, "options": options}
     return await refusal(connected, "whatif", **wanted)

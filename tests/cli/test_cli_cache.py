@@ -74,16 +74,6 @@ def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch)
     assert len(entries(cache)) == 1
 
 
-def test_pages_and_timelines_are_the_same(ask, folder, cache):
-    for number in range(2):
-        files = "--html", f"{number}.html", "-o", f"{number}.json"
-        ask("whatif amp --trace step.parquet", *files, *(["--no-cache"] if not number else []))
-        if not number:
-            ask("replay --trace step.parquet")
-    for kind in ("html", "json"):
-        assert (folder / f"0.{kind}").read_bytes() == (folder / f"1.{kind}").read_bytes()
-
-
 def test_the_second_question_needs_no_pyarrow(ask, folder, cache):
     asked = "whatif", "amp", "--trace", "step.parquet", "--json"
     first = ask(*asked)

@@ -41,17 +41,3 @@ def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked, l
 
     assert len(said["steps"]) == STEPS
     assert sum("stand for all" in note for note in said["notes"]) == 1
-
-
-@pytest.mark.parametrize("first", ["whatif", "info"])
-def test_what_is_kept_of_it_changes_no_answer(asked, long, tmp_path, monkeypatch, first):
-    """`info` looks at the whole recording, `whatif` at some steps: neither takes what the other read."""
-    questions = {
-        "whatif": ["whatif", "amp", "--json", "--trace", str(long)],
-        "info": ["info", "--json", str(long)],
-    }
-    monkeypatch.setenv("DAYDREAM_CACHE", "off")
-    without = {name: asked(*words) for name, words in questions.items()}
-    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "kept"))
-    for name in (first, "whatif", "info", "whatif"):
-        assert asked(*questions[name]) == without[name]

@@ -1,6 +1,5 @@
 """`daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C."""
 
-import csv
 import json
 import os
 import shutil
@@ -42,19 +41,6 @@ def test_the_engine_changes_nothing_of_the_output(ask, engine):
 
     assert (there.code, there.err) == (0, "")
     assert there.out == here.out
-
-
-def test_all_scenarios_go_to_a_file(ask, folder):
-    done = ask(SCALE, "-o", "all.csv", "--top", "1")
-
-    assert done.err == "wrote all.csv\n"
-    with (folder / "all.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 8
-    assert [row["factor"] for row in rows if row["refused"]] == ["1", "1"]
-    assert ask(SCALE, "-o", "all.csv").code == 1
-    assert ask(SCALE, "-o", "all.csv", "--force").code == 0
-    assert ask(SCALE, "-o", "all.parquet").code == 0
 
 
 def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):

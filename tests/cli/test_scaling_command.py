@@ -1,6 +1,5 @@
 """`daydream scaling`: the table, `--json`, plots, wrong options; and what the numbers must obey."""
 
-import numpy as np
 import pytest
 from graph.small_traces import call, launched, op, trace
 from view_text import view_text
@@ -9,7 +8,6 @@ import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.world_size import fitted_to_trace
-from daydream.simulate.ranks import factors_of
 
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 
@@ -86,14 +84,6 @@ def test_one_straggler_is_what_all_wait_for(replay):
         without_waiting = row.step_ns - row.waiting_ns
         assert row.step_ns == pytest.approx(2 * without_waiting, rel=0.02)
         assert row.lost_to == "slower workers"
-
-
-def test_a_rank_keeps_its_factors_whatever_the_number_of_others():
-    few, many = (factors_of(count, 12, 0.1, 3.0, 5) for count in (2, 50))
-
-    assert np.array_equal(few, many[:, :2])
-    assert many.mean(axis=0) == pytest.approx(np.where(np.arange(50) == 0, 3, 1))
-    assert many[:, 2:].std() == pytest.approx(0.1, rel=0.1)
 
 
 def test_recorded_collectives_are_resized():

@@ -1,6 +1,5 @@
 """Costs of collectives: the formulas by hand, and what holds for all of them."""
 
-import json
 from functools import partial
 
 import pytest
@@ -19,7 +18,7 @@ from daydream.costs.network.clusters import (
     hierarchical_all_to_all_ns,
     ring_ns,
 )
-from daydream.errors import DaydreamError, GraphError
+from daydream.errors import DaydreamError
 
 LINK = Link(10.0, 100.0)  # 10 bytes a ns, 100 ns a step
 SIMPLE, LL = PROTOCOLS
@@ -139,17 +138,6 @@ def test_what_makes_no_sense_is_refused(call, message):
 
 
 # -- names and files -------------------------------------------------------------------------------
-
-
-def test_a_number_of_nodes_that_was_given_is_kept(tmp_path):
-    path = tmp_path / "lab.json"
-    links = {"intra": {"bandwidth_gb_per_s": 9}, "inter": {"bandwidth_gb_per_s": 1}}
-    path.write_text(json.dumps({"gpus_per_node": 4, "nodes": 2, **links}))
-
-    for named, workers in (("dgx-a100:2", 17), ("dgx-a100:1", 9), (str(path), 9), (f"{path}:3", 13)):
-        assert find_cluster(named).holding(workers - 1) == find_cluster(named)
-        with pytest.raises(GraphError, match=f"{workers} workers do not fit"):
-            find_cluster(named).holding(workers)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -10,7 +10,6 @@ import daydream
 from daydream import Trace
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import read_counted
-from daydream.costs.counters.quantities import CountedKernel
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
 
@@ -245,24 +244,12 @@ def test_public_samples(file, launches, flop, nbytes):
         assert found[0].bytes == 1_124_711_000 + 408_483_000  # AMD's counters, in bytes as the table says
 
 
-@pytest.mark.parametrize(
-    ("metrics", "read", "written", "through"),
-    [
-        ({"TCC_EA_RDREQ_sum": 10, "TCC_EA_RDREQ_32B_sum": 4}, 4 * 32 + 6 * 64, None, None),
-        ({"TCC_EA_WRREQ_sum": 10, "TCC_EA_WRREQ_64B_sum": 4}, None, 4 * 64 + 6 * 32, None),
-        # An MI300 reads 128 bytes at once, too: without the count of those nothing is known.
-        ({"TCC_EA0_RDREQ_sum": 10, "TCC_EA0_RDREQ_32B_sum": 4}, None, None, None),
-        (
-            {"TCC_EA0_RDREQ_sum": 10, "TCC_EA0_RDREQ_32B_sum": 4, "TCC_BUBBLE_sum": 5},
-            4 * 32 + 64 + 5 * 128, None, None,
-        ),
-        ({"TCC_REQ_sum": 10}, None, None, 1280),
-        ({"TCC_REQ_sum": 10, "TCC_READ_sum": 6, "TCC_WRITE_sum": 4}, None, None, 6 * 128 + 4 * 64),
-        # What AMD's profiler itself sums up goes first.
-        ({"TCC_EA_RDREQ_sum": 10, "TCC_EA_RDREQ_32B_sum": 4, "FETCH_SIZE": 3}, 3, None, None),
-    ],
-)  # fmt: skip
-def test_requests_of_amds_l2_are_bytes(metrics, read, written, through):
-    amounts = CountedKernel("k", metrics={name: float(value) for name, value in metrics.items()}).amounts
-    names = ("dram_read_bytes", "dram_written_bytes", "l2_bytes")
-    assert [amounts.get(name) for name in names] == [read, written, through]
+def test_amds_l2_tells_bytes_by_its_requests():
+    found = read_counted(shared_trace("formats/rocprof_v2/omniperf_MI300X_pmc_perf_merged.csv.gz"))
+    size = 4096 * 256 * 8  # the copy of doubles: a thread each
+    assert [one.name[:7] for one in found] == ["vecCopy"] * 3
+    for one in found:
+        assert one.amounts["dram_written_bytes"] == size
+        assert one.amounts["dram_read_bytes"] == pytest.approx(size, rel=2e-3)
+        assert one.amounts["l2_bytes"] == pytest.approx(2 * size, rel=1e-2)
+        assert one.bytes == one.amounts["dram_bytes"]

@@ -59,26 +59,6 @@ def test_a_transform_takes_fewer_flop_than_the_shapes_say(counted):
 # The seam: counters in the metadata of a trace that has the kernels
 
 
-def test_counted_work_goes_before_that_of_shapes():
-    product = "64x64 64x64"
-    graph = graph_of(
-        Call("aten::mm", product, "sgemm 9_000"),
-        Call("aten::mm", product, "sgemm 9_000"),
-        Call("aten::relu", "100", "relu 3_000"),
-    )
-    chosen = kernels(graph)
-    assert work(graph, chosen).flop.tolist() == [2 * 64**3, 2 * 64**3, 100]
-    graph.trace.metadata["counters"] = [
-        {"name": "sgemm", "flop": 600_000, "bytes": None},
-        {"name": "sgemm", "flop": 700_000, "bytes": 50_000},
-        {"name": "another", "flop": 1, "bytes": 1},
-    ]
-    counted = work(graph, chosen)
-    assert counted.flop.tolist() == [600_000, 700_000, 100]
-    assert counted.nbytes.tolist() == [3 * 64 * 64 * 4, 50_000, 800]
-    assert counted.family.tolist() == ["matmul", "matmul", "element-wise"]
-
-
 def test_counters_of_another_number_of_launches_say_nothing():
     graph = graph_of(Call("aten::mm", "64x64 64x64", "sgemm 9_000"))
     graph.trace.metadata["counters"] = [{"name": "sgemm", "flop": number, "bytes": None} for number in (1, 2)]

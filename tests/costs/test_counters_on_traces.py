@@ -12,7 +12,6 @@ from test_counter_files import OPS, attached, kernels, long_table
 import daydream
 from daydream import attach_counters, build, counters_table
 from daydream.costs.counters.attaching import base_name
-from daydream.costs.counters.listing import counted_in
 from daydream.report.views.explanation import counted_sentences
 
 HEADER = (
@@ -90,18 +89,6 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
     assert said[0].startswith("axpy: flop 64, float32_flop 64")
     assert said[1] == "(kernels 0 to 1, Luthier): instructions 9 in all (2 of 2 counted)."
     assert counters_table(kernels("axpy")) == counted_sentences(kernels("axpy")) == []
-
-
-def test_what_was_counted_is_told_in_short():
-    assert counted_in(kernels("axpy")) is None
-    trace = kernels("axpy", "dot", "dot")
-    trace.metadata["counters"] = [
-        {"name": "axpy", "flop": 64, "bytes": None, "amounts": {"occupancy": 0.5}},
-        {"name": "dot", "flop": None, "bytes": None, "amounts": {}},
-        {"name": "dot", "flop": None, "bytes": None},
-    ]
-    told = {"kernels": 1, "of": 3, "quantities": ["flop", "occupancy"], "windows": []}
-    assert counted_in(trace) == told
 
 
 @pytest.mark.slow

@@ -1,8 +1,5 @@
 """The table of GPUs: what names mean, and what cannot be in it."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from daydream import NotApplicableError, Trace
@@ -79,48 +76,4 @@ def test_a_superchip_is_not_taken_for_the_board_whose_name_its_own_contains():
     assert find_device("NVIDIA H200").name == "H200"
 
 
-ROOT = Path(__file__).parents[2]
-
-
 # Each number of costs, model and calibration has an origin, and none judges itself
-
-
-class Names(dict):
-    def __missing__(self, name):
-        return lambda *values: list(values)
-
-
-def flat(value):
-    value = [*value.values()] if isinstance(value, dict) else value
-    return [one for each in value for one in flat(each)] if isinstance(value, list | tuple) else [value]
-
-
-def numbers():
-    """Return the numbers at the top of each module, by name: `costs.kernels.FLOOR_PERCENTILE`."""
-    found = {}
-    for room in ("costs", "model", "calibration"):
-        for path in sorted((ROOT / "daydream" / room).rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT / "daydream").with_suffix("").parts)
-            for line in ast.parse(path.read_text()).body:
-                try:
-                    value = eval(ast.unparse(line.value), {"__builtins__": {}}, Names())
-                except (AttributeError, TypeError, SyntaxError):
-                    continue
-                if any(type(each) in (int, float) for each in flat(value)):
-                    target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
-                    names = getattr(target, "elts", [target])
-                    values = value if len(names) > 1 else [value]
-                    for name, each in zip(names, values, strict=True):
-                        found[f"{module}.{name.id}"] = flat(each)
-    return found
-
-
-def test_every_number_has_an_origin_and_none_judges_itself():
-    tomllib = pytest.importorskip("tomllib")
-    fitted = tomllib.loads((ROOT / "validation" / "fitted.toml").read_text())
-    given = {f"{module}.{name}" for module, names in fitted.pop("given").items() for name in names}
-    in_code = numbers()
-    assert in_code.keys() == fitted.keys() | given
-    for name, row in fitted.items():
-        assert flat(row["value"]) == in_code[name], name
-        assert not {*row["fitted_on"]} & {*row["judged_on"]}, name

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 from graph.small_graphs import kernels
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
-from daydream.costs import find_device
 from daydream.costs.device.roofline import (
     AS_EASY_TO_FEED,
     KEPT_ON_MATRIX_UNITS,
@@ -112,33 +109,3 @@ def test_convolutions_of_planes_are_turned_for_tensor_cores():
     assert turned("xmma_fprop_nhwc", V100) == []
     assert turned("xmma_fprop_tf32", A100) == []  # its changes of layout are in the trace
     assert turned("implicit_convolve_sgemm", "AMD Instinct MI300X") == []
-
-
-KERNELS = st.sampled_from(
-    [
-        "volta_sgemm_128x64_tn", "cutlass_80_tensorop_s1688gemm_128x128", ATTENTION,
-        "implicit_convolve_sgemm", "void at::native::vectorized_elementwise_kernel<4, relu>",
-        "reduce_kernel<128, 4>", "mine",
-    ]
-)  # fmt: skip
-
-
-@given(
-    KERNELS,
-    st.integers(1_000, 10**8),
-    st.sampled_from([A100, V100, GEFORCE, "NVIDIA H200"]),
-    st.integers(4, 4096),
-)
-def test_no_kernel_is_slower_in_16_bits_nor_faster_than_its_bytes_and_flop_allow(
-    name, duration_ns, gpu, size
-):
-    shapes = [[size, 512], [512, size]]
-    graph = graph_with(Kernel(name, duration_ns), device=gpu, op="aten::mm", shapes=shapes)
-    new, doubt = in_half(graph, name)
-    device, flop = find_device(gpu), 2 * size * 512 * size
-    assume(duration_ns >= flop / device.peak("float32"))  # what could be recorded
-    least = flop / device.peak("float16")
-    assert new <= duration_ns
-    assert new >= min(least, duration_ns) - 1
-    assert new >= min(FLOOR, duration_ns) / 2
-    assert 0 < doubt < 1

@@ -64,13 +64,3 @@ def test_roofline_leaves_kernels_at_the_roof_of_l2(counted):
         daydream.whatif(counted(lambda at, ns: 6_000), "roofline", reach=1.0)
     answer = daydream.whatif(counted(None), "roofline", reach=1.0)  # by memory alone 97 % could go
     assert answer.changed
-
-
-@pytest.mark.parametrize("name", ["amp", "autocast", "tf32", "fp8", "gpu", "fused-adam", "fused-optimizer"])
-def test_each_optimization_of_kernels_names_its_rule(name):
-    trace = daydream.load(shared_trace("pairs/a10_gpt_small/small_256.sqlite.gz"))
-    try:
-        answer = daydream.whatif(trace, name, **({"to": "h100"} if name == "gpu" else {}))
-    except daydream.DaydreamError as error:
-        pytest.skip(f"does not apply: {error}")
-    assert answer.to_json()["rules"][0].startswith("What bounds the kernels is known by ")

@@ -48,20 +48,6 @@ def test_rows_are_read_with_their_totals(tmp_path):
     assert memory["reserved_bytes"].tolist() == [1 << 21, 1 << 21]
 
 
-def test_rows_of_2021_have_neither_address_nor_totals(tmp_path):
-    rows = [memory_row(1, 512, None), memory_row(2, 1024, None), memory_row(3, -512, None)]
-    for row in rows:
-        del row["args"]["Addr"]
-    trace = daydream.load(written(tmp_path, rows))
-
-    held = paired(trace, trace.memory)
-
-    assert set(trace.memory["address"].tolist()) == {-1}
-    assert held.held(0, 0)[1].tolist() == [0, 512, 1536, 1024]
-    (found,) = recorded_memory(trace.memory)
-    assert (found.peak_allocated_bytes, found.since_start, found.peak_reserved_bytes) == (1536, True, None)
-
-
 def test_two_ranks_keep_their_own_events(tmp_path):
     for rank in (0, 1):
         folder = tmp_path / str(rank)

@@ -81,17 +81,6 @@ def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
     assert found.recorded_allocated_bytes == 20 * MIB
 
 
-def test_each_device_has_a_history_of_its_own(tmp_path):
-    document = snapshot(
-        [segment(START, (2 * MIB, 0), kind="small"), segment(START, (20 * MIB, 0), device=1)],
-        life(START, 512), life(START, 3 * MIB),
-    )  # fmt: skip
-    report = snapshot_memory(write(tmp_path / "s.pickle", document))
-
-    peaks = [(each.device, each.peak_allocated_bytes, each.peak_reserved_bytes) for each in report.devices]
-    assert peaks == [("cuda:0", 512, 2 * MIB), ("cuda:1", 3 * MIB, 20 * MIB)]
-
-
 def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
     segments = [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))]
     for document in (snapshot(segments, []), segments):
@@ -173,14 +162,6 @@ def test_a_history_is_replayed_as_it_was_recorded(tmp_path, name):
     assert sum("By the rules alone" in note for note in snapshot_memory(path).notes) == strays
 
 
-def test_where_no_settings_are_told_blocks_show_the_rounding(tmp_path):
-    #  4 steps of 256 MiB from 1 to 2 GiB: 1,100 MiB take 1,280; below that 512 bytes
-    held = [segment(START, (1280 * MIB, 1100 * MIB)), segment(OTHER << 1, (3 * MIB, 3 * MIB), (17 * MIB, 0))]
-    found = only(tmp_path, held)
-
-    assert found.settings.roundup_divisions == (*[0] * 10, 4, *[0] * 5)
-
-
 def test_expandable_ranges_grow_and_shrink(tmp_path):
     document = snapshot(
         [segment(START, (20 * MIB, 0), expandable=True)],
@@ -249,23 +230,6 @@ def test_a_history_is_replayed_with_other_settings(tmp_path):
     assert report.devices[0].peak_reserved_bytes == 20 * MIB
     assert snapshot_memory(path).devices[0].peak_reserved_bytes == 42 * MIB
     assert "recorded with the default settings, replayed with expandable_segments:True" in report.notes
-
-
-def test_what_was_held_at_the_start_is_placed_anew_with_other_settings(tmp_path):
-    #  two segments of 20 MiB, one block of 4 in each: expandable they share a page
-    document = snapshot(
-        [
-            segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0)),
-            segment(OTHER, (16 * MIB, 0), (4 * MIB, 4 * MIB)),
-        ],
-        [],
-    )
-    path = write(tmp_path / "s.pickle", document)
-
-    assert snapshot_memory(path).devices[0].peak_reserved_bytes == 40 * MIB
-    report = snapshot_memory(path, settings=Settings(expandable_segments=True))
-    assert report.devices[0].peak_reserved_bytes == 20 * MIB
-    assert "2 blocks from before the recording placed anew, in order of address" in report.notes
 
 
 def test_a_device_without_room_for_the_start_is_said(tmp_path):

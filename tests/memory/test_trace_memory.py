@@ -13,10 +13,6 @@ from shared import shared_trace
 from view_text import view_text
 
 import daydream
-from daydream.memory.allocations import EVENT
-from daydream.memory.lifetimes import allocations
-from daydream.memory.pairing import paired, recorded_memory
-from daydream.memory.prediction import MemoryChange, memory_after
 from daydream.memory.report import memory_of
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.report.html.page import page
@@ -24,7 +20,6 @@ from daydream.report.perfetto import events as timeline_events
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
-MIB = 2**20
 # file -> MiB at most allocated and reserved, as the recording's totals have them
 WITH_TOTALS = {
     "a100_particle_transformer_forward_batch128": (3161.2, 3226.0),
@@ -69,26 +64,6 @@ def test_the_peak_says_when_and_who(training):
     assert device.capacity_bytes == 10**9
     assert report.outside_bytes is None
     json.dumps(report.to_json())
-
-
-def test_the_recorded_reserved_memory_counts_and_a_change_leaves_as_much_unused(tmp_path):
-    recording = Recording(device=0)
-    recording.inside("aten::mm", ("a", 4096), ("large", 11 * MIB), "a", "large")
-    trace = recording.trace(tmp_path)
-    report = memory_of(trace)
-
-    device, *_ = report.devices
-    assert device.peak_allocated_bytes == 11 * MIB + 4096
-    assert device.peak_reserved_bytes == device.recorded_reserved_bytes == 16 * MIB
-    # A small segment; 11 MiB rounded to 2 MiB: 14 of 16 MiB.
-    assert "requests replayed need 14.00 MiB, -12%" in "".join(report.notes)
-    gone = MemoryChange("half", lambda held: held.scale(held["bytes"] > MIB, 6 / 11))
-    found = memory_after(allocations(trace), [gone])
-    assert found.before_reserved_bytes == 16 * MIB
-    assert found.after_bytes == 6 * MIB + 4096
-    assert found.after_reserved_bytes == 16 * MIB - 5 * MIB  # 5 of 11 MiB go, 5 MiB less 4 KiB stay unused
-    trace.memory.columns["reserved_bytes"][:] = MIB  # less than is held: no total of it
-    assert memory_of(trace).devices[0].peak_reserved_bytes == 14 * MIB
 
 
 @pytest.mark.parametrize("name", [*WITH_TOTALS, *OF_2021])
@@ -169,23 +144,6 @@ def test_ranks_and_devices_of_any_number_are_told_apart():
 
 
 # Recorded peaks of the public traces: exact at every event where totals were recorded
-
-
-@pytest.mark.parametrize("name", WITH_TOTALS)
-def test_what_is_held_is_the_recorded_total_at_every_event_and_its_peak_is_told(name):
-    trace = public(name)
-    own = np.flatnonzero(trace.memory["device"] == 0)
-
-    held = paired(trace, trace.memory)
-
-    places, totals = held.held(0, 0)
-    assert (places[1:] // EVENT).tolist() == own.tolist()
-    assert totals[1:].tolist() == trace.memory["allocated_bytes"][own].tolist()
-    assert held.notes == []
-    found = recorded_memory(trace.memory)[0]
-    told = (round(found.peak_allocated_bytes / MIB, 1), round((found.peak_reserved_bytes or 0) / MIB, 1))
-    assert (found.device, told) == ("cuda:0", WITH_TOTALS[name])
-    assert not [note for note in trace.metadata["notes"] if "memory" in note]
 
 
 def test_the_headline_is_what_the_allocator_recorded():

@@ -62,17 +62,6 @@ def test_one_bucket_crosses_the_network_while_another_is_summed_inside(lab):
     assert makespan(graph) == 10 + first + 2 * (over + back) + last + 5
 
 
-def test_half_the_time_of_a_plain_all_reduce_stays_half(lab):
-    machines, nbytes = find_cluster(lab), 10**8
-    graph = buckets_of(nbytes, duration=machines.all_reduce_ns(nbytes, 4) // 2)
-    blueconnect(graph, cluster=lab, workers=4)
-    halves = [round(part / 2) for part in parts_of(machines, nbytes)]
-    assert all(
-        abs(got - half) <= 1
-        for got, half in zip(graph.select(kind="collective").duration_ns.tolist(), halves, strict=True)
-    )
-
-
 @pytest.mark.parametrize(
     ("graph", "options", "words"),
     [

@@ -105,16 +105,6 @@ def test_operators_whose_result_python_asks_for_break_the_graph(op):
     does_not_apply("4 operators of a forward pass break the graph", compile_, on_device(asks=[op] * 4))
 
 
-def test_each_break_costs_a_compiled_function_more():
-    costs = []
-    for breaks in (0, 3):
-        graph = on_device(optimizer=False)
-        compile_(graph, graph_breaks=breaks)
-        costs.append(graph.select(name="guards and wrappers").total("duration_ns"))
-    call, one_break = FORWARD.call_ns + BACKWARD.call_ns, FORWARD.break_ns + BACKWARD.break_ns
-    assert costs == [call, call + 3 * one_break]
-
-
 def test_reduce_overhead_launches_each_compiled_pass_as_one_graph():
     graph = on_device()
     last = launches(graph)[-1]

@@ -21,7 +21,6 @@ from daydream.model.compiled_calls import (
     FUSED_LOOP_NS,
     LEAST,
     LIBRARY_CALL_NS,
-    READ_NS,
     SLOWEST,
     STORE_NS,
     WHOLE,
@@ -207,28 +206,6 @@ def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(break
     tasks = graph.select(phase="forward")
     added = masks_ns(tasks, tasks.where(within="addmm"), breaks)
     assert added.sum() == pytest.approx(2 * share * STORE_NS * ROWS * WIDE)
-
-
-@pytest.mark.parametrize(("behind", "reads"), [(None, 1), ("norm", 2), ("norm, product, sum, norm", 4)])
-def test_a_mask_is_read_in_each_pass_over_the_gradient_that_it_cuts(behind, reads):
-    program = Program()
-    calls = {
-        "norm": ("aten::native_layer_norm_backward", [*(ACTIVATION * 2), [], [], [], [WIDE], [WIDE], []]),
-        "product": ("aten::mm", PRODUCT[1:3]),
-        "sum": ("aten::add", [*(ACTIVATION * 2), []]),
-    }
-    with program.range("aten::relu", "operator", phase="forward", op="aten::relu", layer="a", sequence=7):
-        call(program, "aten::clamp_min", "forward", 20_000, ACTIVATION)
-    with program.range("ReluBackward0", "operator", phase="backward", layer="a", sequence=7):
-        call(program, "aten::threshold_backward", "backward", 20_000, [*(ACTIVATION * 2), []])
-    for each in (behind or "").split(", ") if behind else []:
-        name, shapes = calls[each]
-        call(program, name, "backward", 20_000, shapes)
-    graph = program.graph(vendor="cpu")
-    tasks = graph.select(phase=("forward", "backward"))
-    added = masks_ns(tasks, tasks.where(within="mm$"))
-    backward = added[graph.select(phase="backward").ids].sum()
-    assert backward == pytest.approx(reads * READ_NS * ROWS * WIDE)
 
 
 @pytest.mark.parametrize(

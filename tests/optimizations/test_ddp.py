@@ -96,16 +96,6 @@ def test_of_several_backward_passes_the_last_one_is_reduced():
     assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
 
-def test_on_a_cpu_the_thread_waits():
-    #  thread      |forward 50|forward 50|grad 1 60|gradient 2|grad 0 60|gradient 2|    |update 30|
-    #  all-reduce                                          162|40|               224|40|
-    graph = two_layers_on_a_cpu()
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
-    ran = times(graph)
-    assert ran["all-reduce"] == [(162, 202), (224, 264)]
-    assert ran["aten::add_"] == [(264, 264 + 30)]
-
-
 def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
     #  thread     ...|gradient 2|in|grad 0 60|gradient 2|in|   |back 1|         |back 0|update 30|
     #  all-reduce                  |10,000                     |10,000          |

@@ -211,21 +211,6 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
     assert half_product_ns("NVIDIA H100 80GB HBM3", "a100-80gb").doubted == []  # of one vendor: by peaks
 
 
-def test_gpus_are_ranked_alike_from_whichever_the_trace_is():
-    # an MI355X is taken to sustain between 0.45 and 0.93: the range reaches both
-    def body(here, there):
-        return float(under_load(find_device(here), find_device(there)).of_peak)
-
-    assert body("mi355x", "h100") == pytest.approx(body("mi355x", "mi300x") * body("mi300x", "h100"))
-    assert body("a100", "l40s") == 1
-    half = (0.45 * 0.93) ** 0.5
-    assert body("h100", "mi355x") == pytest.approx(half / 0.93)
-    doubt = under_load(find_device("h100"), find_device("mi355x")).doubt
-    assert half * (1 + doubt) == pytest.approx(0.93)
-    assert half / (1 + doubt) == pytest.approx(0.45)
-    assert any("under load is not known" in note for note in half_product_ns(MI355X, "h100").facts.notes)
-
-
 # Host link
 
 

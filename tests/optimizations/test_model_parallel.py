@@ -7,7 +7,6 @@ from graph.small_graphs import kernels, named, put
 from recorded import Program, does_not_apply, kernel_ns, makespan, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs import scaled_time
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it
@@ -405,25 +404,6 @@ def test_a_gpu_has_one_thread_for_both_passes():
     pipeline(graph, stages=2, micro_batches=3, **FREE)
     assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
     assert makespan(graph) == (3 + 1) * (10 + 20)
-
-
-def test_repetitions_do_not_change_what_calls_are_taken_to_cost():
-    #  |gelu 10 rows 4 + 6|gelu 1,000 rows 4 + 600|: overhead and work are told apart by these two
-    def calls(times):
-        p = Program()
-        for rows, more in ((10, 6), (1000, 600)):
-            with p.range(
-                "aten::gelu", "operator", phase="forward", op="aten::gelu", shapes=f"[[{rows}, 300]]"
-            ):
-                p.now += 4 + more
-        graph = p.graph()
-        graph.select().repeat(times)
-        return graph.select()
-
-    recorded, repeated = calls(0), calls(2)
-    once = scaled_time(recorded.graph, recorded, 0.5).duration_ns.tolist()
-    assert once == [4 + 3, 4 + 300]
-    assert scaled_time(repeated.graph, repeated, 0.5).duration_ns.tolist() == once * 3
 
 
 def test_a_call_that_waits_for_the_device_waits_for_its_own():

@@ -66,19 +66,6 @@ def test_the_kind_comes_from_the_range_and_its_operators_else():
     assert update_of(per_parameter()).elements == -1
 
 
-def test_the_number_of_parameters_comes_from_shapes_of_what_runs_once_for_each_gradient():
-    program = Program()
-    for _ in range(2):
-        with program.range("torch::autograd::AccumulateGrad", "operator", phase="backward"):
-            program.op("aten::detach", "backward")
-    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
-        for shape in ([100, 10], [10]):
-            for name in ("aten::add_", "aten::mul_", "aten::add_"):  # add runs twice for each of them
-                program.op(name, "optimizer", (name, 30), shapes=[shape, shape, []])
-    update = update_of(program.graph())
-    assert (update.tensors, update.elements) == (2, 1010)
-
-
 def test_bandwidths_are_those_of_the_trace():
     graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
     graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])

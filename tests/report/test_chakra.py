@@ -170,22 +170,3 @@ def test_no_file_is_written_over(tmp_path):
         write_chakra(tmp_path / "job.et", timeline)
     write_chakra(tmp_path / "job.et", timeline, force=True)
     assert (tmp_path / "job.0.et").read_bytes() == before
-
-
-def test_the_times_of_a_network_simulator_come_back(tmp_path):
-    """What another program would find with the files' own durations changes nothing; twice as long does."""
-    replay = daydream.replay(EXAMPLES[1])
-    ddp = {"workers": 4, "gradient_mb": 170, "bandwidth": 25}
-    answer = daydream.whatif(replay, "ddp", **ddp)
-    (nodes,) = written(answer.timeline, tmp_path)
-    reduced = [node for node in nodes if node["type"] == COMM_COLL]
-    predicted = []
-    for factor in (1, 2):
-        rows = "".join(f"0,{node['id']},{factor * node['duration_ns']}\n" for node in reduced)
-        (tmp_path / "times.csv").write_text("rank,node,duration_ns\n" + rows)
-        again = daydream.whatif(
-            replay, "ddp+collective-times", collective_times=str(tmp_path / "times.csv"), **ddp
-        )
-        predicted.append(again.predicted_ns)
-    slower = daydream.whatif(replay, "ddp+scale", kind="collective", factor=2.0, **ddp)
-    assert predicted == [answer.predicted_ns, slower.predicted_ns]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph.small_traces import launched, op, trace
 from html_document import Document
 from machine.programs import PROGRAMS
 
@@ -17,14 +16,11 @@ from daydream.errors import OutputError
 from daydream.report.format import range_text, time_text
 from daydream.report.html.page import page, write
 from daydream.report.timeline import (
-    measured_in,
-    measured_window,
     packed,
     simulated_in,
     simulated_window,
 )
 from daydream.report.views.step import recorded_step
-from daydream.simulate.critical_path import PathCause
 
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 5, 2
@@ -94,23 +90,6 @@ def test_every_note_and_option_is_in_the_page(document, comparison):
     ]
 
 
-def test_the_breakdowns_are_those_of_the_comparison(document, comparison):
-    before, after = comparison.breakdowns()
-    by_cause, by_phase = document.tables[:2]
-
-    for table, key in ((by_cause, "by_cause"), (by_phase, "by_phase")):
-        names = {*before[key], *after[key]}
-        if key == "by_cause":
-            names = {PathCause(name).label for name in names}
-        times = {row[0]: float(row[1].replace(",", "")) for row in table[1:]}
-        step = times.pop("the step", None)
-        whole = sum(before[key].values()) / 1e6
-        assert times.keys() - {"the rest"} <= names
-        assert (step is not None) == (key == "by_cause")
-        assert step is None or step == pytest.approx(whole, abs=0.06)
-        assert sum(times.values()) == pytest.approx(whole, abs=0.06)
-
-
 def test_the_same_input_gives_the_same_page(replay, comparison):
     assert page(comparison) == page(daydream.whatif(replay, "amp"))
 
@@ -176,17 +155,6 @@ def test_packed_spans_give_back_the_tasks(replay):
     assert [[*names][code] for code in columns["name"]] == [texts[code] for code in spans.name]
 
 
-def test_the_measured_timeline_lies_where_it_was_recorded(replay):
-    graph = replay.graph
-    window = measured_window(graph, replay.settled.typical()[0])
-    spans = measured_in(graph, window)
-    kernels = np.flatnonzero((graph.columns["kind"] == 1) & graph.alive)
-    start = graph.columns["measured_start_ns"][kernels] - window.begin_ns
-    inside = (start >= 0) & (start < window.length_ns)
-
-    assert sorted(spans.start_ns[(spans.kind == 1) & (spans.start_ns >= 0)]) == sorted(start[inside])
-
-
 # The critical path -------------------------------------------------------------------------------
 
 
@@ -214,15 +182,6 @@ def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):
         write(path, replay)
     write(path, replay, force=True)
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_step_that_ends_only_without_the_profiler_is_no_row():
-    work = launched("kernel", 2, 7, 8, 5), op("inside", 19, 20), op("beyond", 26, 30.1)
-    replay = daydream.replay(trace(*work, steps=(0, 10, 20, 30), profiler=None))
-    assert [[*each.settled.step_times(0)] for each in (replay.recording, replay)] == [[1], [1, 2]]
-    names = [row[0] for rows in Document(page(replay)).tables for row in rows]
-    assert "step 1" in names
-    assert "step 2" not in names
 
 
 # Ranked what-ifs

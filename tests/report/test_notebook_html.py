@@ -6,7 +6,6 @@ import re
 
 import pytest
 from html_document import Document
-from view_text import view_text
 
 import daydream
 from daydream.predict.curves import Curves
@@ -56,17 +55,6 @@ def test_a_selection_shows_its_first_tasks_and_how_many_more(replay):
     assert table[1][-1] == f"{kernels.duration_ns[0] / 1e3:,.2f}"
     assert table[-1] == [f"and {len(kernels) - MOST_ROWS:,} more"]
     assert shown(replay.graph.select(layer="nowhere")).tables == []
-
-
-def test_a_replay_and_a_comparison_show_the_figures_of_their_screens(replay):
-    comparison = daydream.whatif(replay, "amp")
-
-    for thing, text in ((replay, view_text), (comparison, view_text)):
-        screen = text(thing, verbose=True)
-        (table,) = shown(thing).tables
-        for row in table[1:]:
-            assert figures(" ".join(row)) == [] or " ".join(row).strip() in re.sub(r" +", " ", screen)
-    assert f"{comparison.speedup:.2f}x" in shown(comparison).words
 
 
 def test_curves_show_themselves_and_become_a_data_frame(replay):
