@@ -158,7 +158,7 @@ def test_no_answer_depends_on_edits_that_change_nothing_or_on_what_was_asked(rep
     assert_it_holds_whatever_was_asked(replay)
 
 
-@settings(derandomize=True, max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, max_examples=4, suppress_health_check=list(HealthCheck))
 @given(recipe=recipes())
 def test_of_a_random_program_neither(recipe, tmp_path):
     path = recipe.machine().run(steps=11).write(tmp_path / "trace.json", 6, 9)

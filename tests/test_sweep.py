@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_read(values, options, sa
         daydream.sweep("there-is-no-such-file.json", "scale", values, **options)
 
 
-@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", id="dask")])
+@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", id="dask", marks=pytest.mark.slow)])
 def test_the_engine_changes_nothing(recorded, own, engine):
     if engine.startswith("dask"):
         pytest.importorskip("distributed", reason="needs the extra `dask`")

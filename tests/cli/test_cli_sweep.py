@@ -33,16 +33,6 @@ def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(ask):
     assert json.loads(next_one.out)["speedup"] == parsed(ask(SCALE, "--json"))["scenarios"][0]["speedup"]
 
 
-@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
-def test_the_engine_changes_nothing_of_the_output(ask, engine):
-    if engine.startswith("dask"):
-        pytest.importorskip("distributed", reason="needs the extra `dask`")
-    here, there = ask(SCALE, "--json"), ask(SCALE, "--json", "--engine", engine)
-
-    assert (there.code, there.err) == (0, "")
-    assert there.out == here.out
-
-
 def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
     asked = ("sweep", "scale", "--trace", "step.parquet", "--set", "factor=1", "--on", "gpu")
     done = ask(*asked)
@@ -99,7 +89,7 @@ def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-@pytest.mark.parametrize("engine", ["local", "processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_the_workers(folder, engine):
     if engine.startswith("dask"):
         pytest.importorskip("distributed", reason="needs the extra `dask`")
