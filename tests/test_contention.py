@@ -110,15 +110,6 @@ def test_the_last_pass_is_followed_by_another():
     assert found.after.passes <= 5
 
 
-def test_factor_1_is_the_same_as_off():
-    machine = Machine(kernel_factor=1.5)
-    off, one = (
-        daydream.whatif(recorded(machine), "network", bandwidth_factor=0.5, contention=how)
-        for how in ("off", 1.0)
-    )
-    assert (off.timeline.end_ns == one.timeline.end_ns).all()
-
-
 @pytest.mark.parametrize(
     "option", ["much", "0.9", "1.2,0.5", "1,2,3", "", "nan", 0.0, (1.1, 1.1, 1.1), "inf"]
 )

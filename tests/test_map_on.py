@@ -96,6 +96,7 @@ def test_processes_answer_in_the_order_of_the_items(capfd):
     assert capfd.readouterr().out == ""  # what a worker prints is no part of a result
 
 
+@pytest.mark.slow
 def test_dask_answers_in_the_order_of_the_items():
     need_dask()
     found = map_on("dask:2", adding, 100, range(50))

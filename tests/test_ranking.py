@@ -13,7 +13,6 @@ from view_text import view_text
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.costs.kernel_names import family
-from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
 
 
@@ -104,12 +103,6 @@ def test_a_point_of_a_curve_is_the_what_if_with_that_factor(ranking):
         for factor, step_ns in zip(curve.factors[1:], curve.step_ns[1:], strict=True):
             asked = {word: f"^{curve.name}$", "factor": factor}
             assert step_ns == daydream.whatif(ranking.replay, "scale", **asked).predicted_ns
-
-
-def test_other_hardware_is_not_tried_in_pairs(ranking):
-    chosen = [replace(describe(halve_long), stage=stages.HARDWARE), halve_data]
-
-    assert daydream.rank(ranking.replay, chosen, with_curves=False).pairs == []
 
 
 def test_two_that_exclude_each_other_are_no_pair(ranking):

@@ -6,8 +6,6 @@ from graph.small_graphs import kernels
 from work_traces import Call, Kernel, graph_of
 
 from daydream.costs.device.roofline import (
-    AS_EASY_TO_FEED,
-    KEPT_ON_MATRIX_UNITS,
     runs_in_tf32,
 )
 from daydream.model.half_times import (
@@ -54,20 +52,6 @@ def in_half(graph, name, dtype="float16"):
 def test_what_streams_keeps_the_part_of_its_time_that_is_not_bytes(name, keeps):
     graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
     assert in_half(graph, name)[0] == FLOOR + round(keeps * 100_000)
-
-
-def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept():
-    # A100: 312 TFLOP/s in 16 bits, 19.5 on vector units, 156 in TF32. RTX 3070 Ti: 43.5 and 21.7.
-    least = FLOOR
-    by_vector = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000))
-    by_tf32 = graph_with(Kernel("cutlass_80_tensorop_s1688gemm_128x128", 1_000_000))
-    geforce = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000), device=GEFORCE)
-    assert in_half(by_vector, "sgemm")[0] == round(
-        least + (1_000_000 - least) * 19.5 / 312 / KEPT_ON_MATRIX_UNITS
-    )
-    assert in_half(by_tf32, "s1688gemm")[0] == FLOOR + 998_000 // 2
-    assert AS_EASY_TO_FEED > 43.5 / 21.7
-    assert in_half(geforce, "sgemm")[0] == round(least + (1_000_000 - least) * 21.7 / 43.5)
 
 
 @pytest.mark.parametrize(("other", "kept"), [("", FLASH_1), ("_nocast", FLASH_2)])
