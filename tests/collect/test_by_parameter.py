@@ -1,7 +1,5 @@
 """Which parameter each operator of an update works on."""
 
-from __future__ import annotations
-
 from daydream.collect.derive.by_parameter import cut_by_parameter
 
 ADD, MUL, SQRT, STEP = range(4)

@@ -1,7 +1,5 @@
 """From raw rows to a trace: who encloses whom, and who launched what."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,10 +9,9 @@ from kineto_text import ENGINE, call, kernel, note, op, row, rows_named, trainin
 from daydream.collect.derive.nesting import nest
 from daydream.collect.derive.recording import Recording
 from daydream.trace.schema import UNKNOWN
-from daydream.trace.trace import Trace
 
 
-def parent_of(trace: Trace, name: str) -> str | None:
+def parent_of(trace, name):
     [line] = rows_named(trace, name)
     parent = int(trace["parent"][line])
     return None if parent < 0 else str(trace.values("name", [parent])[0])

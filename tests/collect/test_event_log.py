@@ -1,11 +1,7 @@
 """EventLog: begin and end give the same trace as times logged afterwards, nested and on threads."""
 
-from __future__ import annotations
-
 import itertools
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +13,12 @@ from daydream.errors import HandleError, TraceError
 from daydream.handles import DebugHandleMap, Handle
 
 
-def ticking() -> Callable[[], int]:
+def ticking():
     """Return a clock that is ten later each time it is looked at."""
     return itertools.count(1_000, 10).__next__
 
 
-def logged(*events: tuple[Any, ...]) -> daydream.EventLog:
+def logged(*events):
     """Return a log of (identifier, start, end), of a thread where one is named."""
     log = daydream.EventLog()
     for identifier, start, end, *thread in events:
@@ -30,7 +26,7 @@ def logged(*events: tuple[Any, ...]) -> daydream.EventLog:
     return log
 
 
-def same(one: daydream.Trace, other: daydream.Trace) -> bool:
+def same(one, other):
     columns = one.columns.keys() == other.columns.keys()
     rows = all(one.values(name) == other.values(name) for name in one.columns)
     return columns and rows and one.metadata == other.metadata and one.handles == other.handles
@@ -68,7 +64,7 @@ def test_threads_log_at_the_same_time():
     log, after = daydream.EventLog(), daydream.EventLog()
     together = threading.Barrier(4)
 
-    def work() -> None:
+    def work():
         for piece in ("outer", "inner"):
             together.wait()
             with log.event(piece):
@@ -94,7 +90,7 @@ def test_threads_log_at_the_same_time():
 def test_any_nesting_is_the_same_either_way(shape, threads):
     one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
 
-    def run(log: daydream.EventLog, inner: list, depth: int) -> None:
+    def run(log, inner, depth):
         with log.event(depth):
             for each in inner:
                 run(log, each, depth + 1)

@@ -3,8 +3,6 @@
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import tracemalloc
@@ -27,15 +25,15 @@ FILES = Path(__file__).parent / "executorch"
 BACK_ENDS = ("portable", "xnnpack")
 
 
-def imported(name: str) -> daydream.Trace:
+def imported(name):
     return daydream.load(FILES / f"{name}.etdp", etrecord=FILES / f"{name}.etrecord")
 
 
-def table(name: str) -> list[dict]:
+def table(name):
     return json.loads((FILES / f"{name}.json").read_text())
 
 
-def own_ns(trace: daydream.Trace) -> np.ndarray:
+def own_ns(trace):
     """Return each row's time without that of the rows directly within it."""
     parent, duration = np.asarray(trace["parent"]), np.asarray(trace["duration_ns"], np.int64)
     own = duration.copy()
@@ -43,8 +41,8 @@ def own_ns(trace: daydream.Trace) -> np.ndarray:
     return own
 
 
-def layers_by_name(trace: daydream.Trace) -> dict[str, set[str | None]]:
-    found: dict[str, set[str | None]] = {}
+def layers_by_name(trace):
+    found = {}
     for name, layer in zip(trace.values("name"), trace.values("layer"), strict=True):
         found.setdefault(name, set()).add(layer)
     return found
@@ -219,13 +217,13 @@ def test_an_etdump_with_odd_bytes_is_a_trace_or_one_clear_line(tmp_path):
 def test_vectors_that_overlap_do_not_multiply_the_events(tmp_path):
     count = 1_000  # of runs that are all one run, of events that are all one event
 
-    def number(value: int, size: int = 4) -> bytes:
+    def number(value, size=4):
         return value.to_bytes(size, "little")
 
-    def vector(to: int) -> bytes:  # offsets from each place on to one that lies behind
+    def vector(to):  # offsets from each place on to one that lies behind
         return number(count) + b"".join(number(to + 4 * (count - 1 - index)) for index in range(count))
 
-    def table(field: int) -> bytes:  # its fields, itself, and the vector or table that one of them leads to
+    def table(field):  # its fields, itself, and the vector or table that one of them leads to
         slots = [0] * field + [4]
         return number(4 + 2 * len(slots), 2) + number(8, 2) + b"".join(number(each, 2) for each in slots)
 
@@ -258,7 +256,7 @@ def test_an_etdump_without_events_says_how_to_get_them():
         recording_of([], {}, Path("x.etdp"), [])
 
 
-def record(path: Path, **files: str) -> Path:
+def record(path, **files):
     with zipfile.ZipFile(path, "w") as file:
         for name, content in files.items():
             file.writestr(name, content)
@@ -317,14 +315,14 @@ def test_the_last_module_of_a_stack_may_have_commas_in_its_path():
     assert innermost("") == innermost("odd") == ""
 
 
-def loaded(folder: Path, *rows: dict) -> daydream.Trace:
+def loaded(folder, *rows):
     """Load a table of these rows."""
     path = folder / "table.json"
     path.write_text(json.dumps(rows))
     return daydream.load(path)
 
 
-def orders(rows: list[dict]) -> dict[str, bytes]:
+def orders(rows):
     columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
     whole = json.dumps(rows).encode()
     return {

@@ -1,13 +1,9 @@
 """Whatever a file holds, importing it ends in a trace or in a `DaydreamError`, never in another exception."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.events import ARGUMENTS, Event
 from daydream.errors import DaydreamError
 from daydream.trace.schema import FIELDS
-from daydream.trace.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 SMALL_SHARED = (
@@ -45,17 +40,17 @@ EVENT_KEYS = Event.__struct_fields__
 ARG_KEYS = tuple(ARGUMENTS.values())
 
 
-def break_gzip(text: bytes, chance: random.Random) -> bytes:
+def break_gzip(text, chance):
     return bytes_changed(gzip.compress(text, 1), chance)
 
 
-def _events(text: bytes) -> tuple[Any, list[Any]]:
+def _events(text):
     whole = json.loads(text)
     events = whole if isinstance(whole, list) else whole.setdefault("traceEvents", [])
     return whole, events
 
 
-def change_values(text: bytes, chance: random.Random) -> bytes:
+def change_values(text, chance):
     whole, events = _events(text)
     for _ in range(chance.choice((1, 10, 100))):
         if not events:
@@ -70,7 +65,7 @@ def change_values(text: bytes, chance: random.Random) -> bytes:
     return json.dumps(whole).encode("utf-8", "surrogatepass")
 
 
-def delete_keys(text: bytes, chance: random.Random) -> bytes:
+def delete_keys(text, chance):
     whole, events = _events(text)
     everywhere = chance.random() < 0.3
     key = chance.choice(EVENT_KEYS + ARG_KEYS)
@@ -84,7 +79,7 @@ def delete_keys(text: bytes, chance: random.Random) -> bytes:
     return json.dumps(whole).encode()
 
 
-def repeat_and_reorder(text: bytes, chance: random.Random) -> bytes:
+def repeat_and_reorder(text, chance):
     _, events = _events(text)
     some = [chance.choice(events) for _ in range(len(events) // 3)] if events else []
     mixed = events + some
@@ -94,7 +89,7 @@ def repeat_and_reorder(text: bytes, chance: random.Random) -> bytes:
     ).encode()
 
 
-def shift_times(text: bytes, chance: random.Random) -> bytes:
+def shift_times(text, chance):
     whole, events = _events(text)
     for event in events:
         if isinstance(event, dict) and isinstance(event.get("ts"), (int, float)) and chance.random() < 0.05:
@@ -104,7 +99,7 @@ def shift_times(text: bytes, chance: random.Random) -> bytes:
     return json.dumps(whole).encode()
 
 
-def change_header(text: bytes, chance: random.Random) -> bytes:
+def change_header(text, chance):
     whole, events = _events(text)
     header = whole if isinstance(whole, dict) else {"traceEvents": events}
     key = chance.choice(
@@ -116,7 +111,7 @@ def change_header(text: bytes, chance: random.Random) -> bytes:
     return json.dumps(header).encode("utf-8", "surrogatepass")
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS = (
     bytes_changed,
     break_gzip,
     change_values,
@@ -127,7 +122,7 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 )
 
 
-def generated() -> bytes:
+def generated():
     events = training()
     events += [
         row("python_function", "nn.Module: Linear_0", 99, 60),
@@ -138,7 +133,7 @@ def generated() -> bytes:
     return json.dumps(document(events, distributedInfo={"rank": 0, "world_size": 2})).encode()
 
 
-def check(trace: Trace) -> None:
+def check(trace):
     """Check what every trace promises, whatever the file was like."""
     rows = len(trace)
     assert rows > 0
@@ -162,14 +157,14 @@ def check(trace: Trace) -> None:
     trace.to_arrow()
 
 
-def properly_nested(trace: Trace, start: np.ndarray, duration: np.ndarray) -> None:
+def properly_nested(trace, start, duration):
     """Check that two rows of a thread are apart or one lies in the other."""
     rows = np.flatnonzero(trace.is_kind("operator", "annotation", "runtime"))
     names = trace.text("name")
     marker = np.array([STEP_MARKER.search(name) is not None for name in names])
     rows = rows[~(marker[trace["name"][rows]] & trace.is_kind("annotation")[rows])]
     order = np.lexsort((-duration[rows], start[rows], trace["tid"][rows], trace["pid"][rows]))
-    open_until: list[int] = []
+    open_until = []
     thread = None
     for line in rows[order].tolist():
         here = (int(trace["pid"][line]), int(trace["tid"][line]))
@@ -182,7 +177,7 @@ def properly_nested(trace: Trace, start: np.ndarray, duration: np.ndarray) -> No
         open_until.append(end)
 
 
-def outcome(path: Path) -> tuple[str, str]:
+def outcome(path):
     """Import a file and check what came of it: ("trace" or "error" or "crash", message)."""
     try:
         trace = import_trace([path])
@@ -194,7 +189,7 @@ def outcome(path: Path) -> tuple[str, str]:
     return "trace", ""
 
 
-def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
+def fuzz(name, text, cases, folder):
     """Import `cases` mutations of a file, the same ones every time; return how many ended in what."""
     chance = random.Random(name)
     outcomes = {"trace": 0, "error": 0}
@@ -213,7 +208,7 @@ def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
     return outcomes
 
 
-def shared(name: str) -> bytes:
+def shared(name):
     path = SHARED / name
     if not path.exists():
         pytest.skip("the shared traces are not here")

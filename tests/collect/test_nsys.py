@@ -1,9 +1,6 @@
 """Nsight Systems exports: what each table becomes, over schema versions and oddities."""
 
-from __future__ import annotations
-
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +25,6 @@ from nsys_database import (
 from shared import shared_trace
 
 from daydream.collect.derive.build import derive
-from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.nsys import split_ranks
 
 
@@ -187,7 +183,7 @@ def test_ranges_of_emit_nvtx_are_operators(tmp_path, text, kind, name, sequence,
     assert rows_of(recording, "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
 
 
-def two_processes(tmp_path: Path) -> Recording:
+def two_processes(tmp_path):
     return read(tmp_path, {
         "RUNTIME": [
             call(0, 5, 1, LAUNCH, pid=30), call(1, 6, 1, LAUNCH, pid=20), call(2, 3, 1, LAUNCH, pid=10),
@@ -368,10 +364,10 @@ def test_a_trace_comes_of_it(tmp_path):
 
 
 def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):
-    def switch(start: int, is_in: int, tid: int) -> dict[str, int]:
+    def switch(start, is_in, tid):
         return {"start": 1000 * start, "cpu": 0, "isSchedIn": is_in, "globalTid": packed(tid)}
 
-    def waits(start: int, end: int, name: str) -> dict[str, int]:
+    def waits(start, end, name):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
 
     recording = read(tmp_path, {
@@ -399,7 +395,7 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
 
 
 def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
-    def lasts(start: int, end: int, name: str, tid: int = MAIN) -> dict[str, int]:
+    def lasts(start, end, name, tid=MAIN):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(tid)}
 
     path = write_export(tmp_path / "a.sqlite", {

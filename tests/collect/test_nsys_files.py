@@ -1,10 +1,7 @@
 """Files that are no proper Nsight Systems export: one clear line, never a traceback."""
 
-from __future__ import annotations
-
 import gzip
 import sqlite3
-from pathlib import Path
 
 import pytest
 from nsys_database import LAUNCH, call, kernel, range_, read_nsys, record, rows_of, sync, write_export
@@ -35,7 +32,7 @@ def test_a_file_name_may_hold_characters_of_a_uri(tmp_path):
     assert len(read_nsys(path)) == 1
 
 
-def fails_with(path: Path) -> str:
+def fails_with(path):
     with pytest.raises(TraceError) as caught:
         read_nsys(path)
     message = str(caught.value)

@@ -3,8 +3,6 @@
 None of the public exports at hand has it: it takes `nsys profile --cuda-memory-usage=true`.
 """
 
-from __future__ import annotations
-
 import pytest
 from nsys_database import LAUNCH, MAIN, PID, allocation, call, kernel, write_export
 

@@ -1,7 +1,5 @@
 """Nsight Systems exports of real programs, where they are at hand: counts, names and full queues."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -9,24 +7,23 @@ import numpy as np
 import pytest
 from nsys_database import names_of, read_nsys, rows_of
 
-from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.nsys import split_ranks
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
 
 
-def shared(name: str) -> Path:
+def shared(name):
     path = SHARED / f"{name}.sqlite.gz"
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
     return path
 
 
-def kinds_and_names(recording: Recording) -> Counter:
+def kinds_and_names(recording):
     return Counter(kind for (kind,) in rows_of(recording, "kind"))
 
 
-def in_flight(recording: Recording) -> tuple[int, int]:
+def in_flight(recording):
     """Return the most launched, unfinished tasks on the stream, at the start and at the return of calls."""
     calls = {row[0]: row[1:] for row in rows_of(recording, "correlation", "start_ns", "duration_ns", "kind")
              if row[3] == "runtime"}  # fmt: skip

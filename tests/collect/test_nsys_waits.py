@@ -1,11 +1,7 @@
 """Synchronization rows of Nsight Systems exports: which wait each is, and what it waits for."""
 
-from __future__ import annotations
-
 import pytest
 from nsys_database import COPY, call, kernel, names_of, read, record, rows_of, sync
-
-from daydream.collect.derive.recording import Recording
 
 
 @pytest.mark.parametrize(
@@ -99,7 +95,7 @@ def test_a_query_is_no_wait(tmp_path):
     assert recording.metadata["notes"] == []
 
 
-def waits_and_records(**numbers: list[int]) -> dict:
+def waits_and_records(**numbers):
     #  record A(10)  record B(20)  wait A(30)  record A again(40)  wait A(50)  wait C(60)
     record_again, first, second = numbers.get("sync_ids", [None, None, None])
     return {
@@ -124,7 +120,7 @@ def waits_and_records(**numbers: list[int]) -> dict:
     }
 
 
-def waits_of(recording: Recording) -> list[tuple]:
+def waits_of(recording):
     rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
     assert recording.metadata["notes"] == [
         "1 of 3 waits for an event have no record of the event in the file."

@@ -1,8 +1,5 @@
 """Ranges that are steps by their own names: what counts up, what engines call steps, what only looks so."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +9,14 @@ STEP = 1000  # us
 Events = list[dict[str, Any]]
 
 
-def loop(names: list[str], *, inner: list[str] | None = None, outside_us: int = 0, tid: int = MAIN) -> Events:
+def loop(names, *, inner=None, outside_us=0, tid=MAIN):
     """A loop of steps 1,000 us apart: a range of 900 us with four kernels of 100 us, and one behind it.
 
     step  |range.........................|
     inner   |0   |1   |2   |3   |
     call     l    l    l    l              l
     """
-    events: Events = []
+    events = []
     for step, name in enumerate(names):
         at = STEP * step
         events.append(note(name, at, 900, tid=tid))
@@ -37,8 +34,8 @@ def loop(names: list[str], *, inner: list[str] | None = None, outside_us: int = 
 
 
 @pytest.fixture
-def steps(imported: Any) -> Any:
-    def load(events: Events) -> tuple[str, list[str]]:
+def steps(imported):
+    def load(events):
         trace = imported(events)
         return trace.metadata["step_source"], [step["name"] for step in trace.metadata["steps"]]
 
@@ -128,7 +125,7 @@ def test_ranges_that_overlap_are_no_steps(steps):
 
 
 def test_each_thread_counts_for_itself(steps):
-    def both() -> Iterator[dict[str, Any]]:
+    def both():
         yield from loop(["step 0", "step 1", "step 2"])
         for step in range(6):  # a loader that counts faster and launches nothing of its own
             yield note(f"step {step}", 500 * step, 300, tid=ENGINE)

@@ -1,9 +1,6 @@
 """Iterations from the launch sequence: on sequences written out, on random ones, and on shared traces."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +16,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "traces"
 EVERY, CALL = 100, 40  # ns between launch calls, and in one
 
 
-def launches(
-    works: Sequence[int], *, pauses: dict[int, int] | None = None, optimizer: int | None = None
-) -> Recording:
+def launches(works, *, pauses=None, optimizer=None):
     """Return a recording of one thread that launches these works; `pauses` are ns idled before launches."""
     count = len(works)
     step = np.full(count, EVERY)
@@ -41,18 +36,18 @@ def launches(
     return Recording(columns, {"kind": ["runtime", "kernel"], "name": [*names, "cudaLaunchKernel"]})
 
 
-def begins(works: Sequence[int], **options: object) -> list[int]:
+def begins(works, **options):
     """Return the launches at which the iterations begin that are found."""
     recording = launches(works, **options)  # type: ignore[arg-type]
     return first_launches(recording, find_steps_by_period(recording), len(works))
 
 
-def first_launches(recording: Recording, ranges: list[tuple[int, int]], count: int) -> list[int]:
+def first_launches(recording, ranges, count):
     """Return the first launch in each range; a range begins where the one before it ends."""
     return np.searchsorted(recording["start_ns"][:count], [begin for begin, _ in ranges]).tolist()
 
 
-def every(period: int, first: int, repeats: int) -> list[int]:
+def every(period, first, repeats):
     return list(range(first, first + period * repeats, period))
 
 
@@ -161,7 +156,7 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
 
 
-def with_calls(recording: Recording, start_ns: Sequence[int], duration_ns: int) -> Recording:
+def with_calls(recording, start_ns, duration_ns):
     """Add runtime calls that launch nothing."""
     count = len(start_ns)
     for name, values in {
@@ -180,7 +175,7 @@ def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
     assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
 
 
-def of_threads(*threads: tuple[int, list[int], list[int]]) -> Recording:
+def of_threads(*threads):
     """Return launches of several threads: (tid, works, when they are launched)."""
     rows = sorted(
         (time, work, tid) for tid, works, times in threads for work, time in zip(works, times, strict=True)
@@ -268,7 +263,7 @@ def test_a_repeated_body_with_a_launch_of_its_own_gives_back_its_boundaries(body
     assert found == every(len(body), len(head), repeats)
 
 
-def shared(name: str) -> Recording:
+def shared(name):
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
@@ -279,7 +274,7 @@ def shared(name: str) -> Recording:
     return read(path)
 
 
-def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int]:
+def launches_in(recording, ranges):
     device = recording.is_kind("kernel", "memcpy", "memset", "collective")
     launched = set(recording["correlation"][device].tolist())
     host = recording.is_kind("runtime") & np.isin(recording["correlation"], list(launched))
@@ -287,7 +282,7 @@ def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int
     return [int(((start >= begin) & (start < end)).sum()) for begin, end in ranges]
 
 
-def marked(recording: Recording, pattern: str) -> np.ndarray:
+def marked(recording, pattern):
     rows = np.flatnonzero(recording.is_kind("annotation") & recording.named(re.compile(pattern)))
     return np.sort(recording["start_ns"][rows])
 
@@ -322,7 +317,7 @@ def test_shared_training_traces_fall_into_their_iterations(name, launched):
 LAYERS = [*[8, 9], *[0, 1, 2, 3] * 6, 7]  # an embedding 8 9, six equal layers, a head 7
 
 
-def with_operators(works: Sequence[int], *, pauses: dict[int, int] | None = None) -> Recording:
+def with_operators(works, *, pauses=None):
     recording = launches(works, pauses=pauses)
     recording.texts["kind"].append("operator")
     for name, value in {"kind": 2, "name": 0, "start_ns": 90, "duration_ns": 5, "correlation": -1}.items():

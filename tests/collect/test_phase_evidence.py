@@ -1,10 +1,7 @@
 """Phases where no autograd range was recorded: by thread, by ranges of the program, by names of kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +9,15 @@ from kineto_text import ENGINE, MAIN, call, document, kernel, note, write
 
 from daydream.collect.importers import import_trace
 from daydream.trace.schema import PHASES
-from daydream.trace.trace import Trace
 
 LOADER, STEP = 102, 1000
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 Work = list[tuple[int, str]]  # of one step, in order: thread and kernel
 
 
-def run(
-    tmp_path: Path, work: Work, *, ranges: dict[str, tuple[int, int]] | None = None, steps: int = 4
-) -> Trace:
+def run(tmp_path, work, *, ranges=None, steps=4):
     """Steps whose launches follow one another, 20 us apart; ranges lie around launches of the main one."""
-    events: list[dict[str, Any]] = []
+    events = []
     for step in range(steps):
         at = STEP * step
         events.append(note(f"step {step}", at, STEP - 10))
@@ -36,14 +30,14 @@ def run(
     return import_trace([write(tmp_path / "trace.json", document(events))])
 
 
-def told(trace: Trace, step: int = 2) -> list[tuple[str, str | None]]:
+def told(trace, step=2):
     """Return the kernels of a step and their phases, in order."""
     rows = np.flatnonzero(trace.is_kind("kernel") & (trace["step"] == step))
     return list(zip(trace.values("name", rows), trace.values("phase", rows), strict=True))
 
 
-FORWARD: Work = [(MAIN, "gemm"), (MAIN, "relu"), (MAIN, "gemm")]
-UPDATE: Work = [
+FORWARD = [(MAIN, "gemm"), (MAIN, "relu"), (MAIN, "gemm")]
+UPDATE = [
     (MAIN, "multi_tensor_apply_kernel<Lists>"),
     (MAIN, "fill"),
     (MAIN, "multi_tensor_apply_kernel"),

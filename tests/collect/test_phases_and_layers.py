@@ -1,9 +1,5 @@
 """Phases and layers of host rows, and through them of device rows."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from kineto_text import (
     ENGINE,
@@ -21,12 +17,12 @@ from kineto_text import (
 NODE = "autograd::engine::evaluate_function: "
 
 
-def node(name: str, ts: int, dur: int, number: int, *, tid: int = ENGINE) -> dict[str, Any]:
+def node(name, ts, dur, number, *, tid=ENGINE):
     """A node of autograd of the forward operator with this number."""
     return op(NODE + name, ts, dur, tid=tid, Sequence_number=number, Fwd_thread_id=1)
 
 
-def module(name: str, ts: int, dur: int, *, tid: int = MAIN) -> dict[str, Any]:
+def module(name, ts, dur, *, tid=MAIN):
     return row("python_function", f"nn.Module: {name}", ts, dur, tid=tid)
 
 

@@ -1,9 +1,6 @@
 """Several ranks in one trace: whose collectives are one, and what they say about the clocks."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from kineto_text import document, kernel, training, write
 from shared import shared_trace
 
 import daydream
-from daydream import Trace
 from daydream.collect.derive.collectives import match_collectives
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.ranks import align_ranks
@@ -21,13 +17,13 @@ from daydream.errors import TraceError
 ENDS = [10, 1_030, 3_050]  # no two pauses alike
 
 
-def met(trace: Trace) -> list[list[tuple[int, int]]]:
+def met(trace):
     """Return each meeting as (rank, start in us) of its members."""
     start, rank = trace["start_ns"] // 1000, trace["rank"]
     return [[(int(rank[row]), int(start[row])) for row in rows] for rows in match_collectives(trace).rows]
 
 
-def run(rank: int, ends: list[float], *, late: float = 0, **columns) -> list[dict]:
+def run(rank, ends, *, late=0, **columns):
     """Return a rank's all-reduces that end at these times on a clock that is `late` behind."""
     return [collective(end - 5 - rank - late, end - late, rank=rank, **columns) for end in ends]
 
@@ -198,7 +194,7 @@ def test_drifting_clocks_are_said():
 # -- files -----------------------------------------------------------------------------------------
 
 
-def rank_file(folder: Path, name: str, offset_us: float, **info) -> Path:
+def rank_file(folder, name, offset_us, **info):
     """Write a file with one all-reduce whose clock is off."""
     nccl = kernel("ncclDevKernel_AllReduce", 300 + offset_us, 40, 77)
     nccl["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"}
@@ -244,7 +240,7 @@ def test_files_of_two_jobs_or_of_one_rank_are_refused(tmp_path, first, second, w
     assert import_trace(files, ranks=[0, 1]).metadata["ranks"] == [{"rank": 0}, {"rank": 1}]
 
 
-def timed_file(folder: Path, name: str, base_ns: int, shift_us: float) -> Path:
+def timed_file(folder, name, base_ns, shift_us):
     events = training(2)
     for event in events:
         event["ts"] += shift_us

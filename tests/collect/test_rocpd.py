@@ -1,7 +1,5 @@
 """rocprofv3's database (rocpd), on one written from the documented schema."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """rocprofv3: its JSON and its CSV tables, from small files written as text and from public ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
@@ -25,10 +23,9 @@ from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
 from daydream.costs.counters.attaching import base_name
 from daydream.errors import TraceError
-from daydream.trace.trace import Trace
 
 
-def row_of(trace: Trace, name: str) -> int:
+def row_of(trace, name):
     return trace.values("name").index(name)
 
 

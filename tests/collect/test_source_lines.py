@@ -1,7 +1,5 @@
 """Which function called what, from the Python frames of a recording: `stack`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from kineto_text import call, kernel, op, row, training
@@ -57,7 +55,7 @@ def test_the_innermost_frame_of_the_same_thread_counts():
     ]  # fmt: skip
 
 
-def synchronizing(steps: int) -> list[dict[str, object]]:
+def synchronizing(steps):
     events = training(steps)
     for step in range(steps):
         at = 1000 * step

@@ -1,10 +1,5 @@
 """Steps: where they come from, what belongs to them, and how long they took."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from kineto_text import call, document, kernel, note, op, phases, rows_named, training, write
 
@@ -79,7 +74,7 @@ def test_steps_without_work_are_no_steps(imported):
     assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]
 
 
-def without_markers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_markers(events):
     return [event for event in events if not str(event["name"]).startswith("ProfilerStep")]
 
 
@@ -169,11 +164,9 @@ def test_threads_that_do_no_work_belong_to_no_step(imported):
 STEP = 1000  # us
 
 
-def steps_of(
-    tmp_path: Path, *, longer: dict[int, list[dict[str, Any]]], count: int = 6
-) -> list[dict[str, Any]]:
+def steps_of(tmp_path, *, longer, count=6):
     """Steps of 1,000 us with one operator and one kernel each; some hold more, and last as much longer."""
-    events: list[dict[str, Any]] = []
+    events = []
     at = 0
     for number in range(count):
         more = longer.get(number, [])
@@ -190,7 +183,7 @@ def steps_of(
     return import_trace([write(tmp_path / "trace.json", document(events))]).metadata["steps"]
 
 
-def left_out(steps: list[dict[str, Any]]) -> list[int]:
+def left_out(steps):
     return [number for number, step in enumerate(steps) if not step["covered"]]
 
 
@@ -232,9 +225,9 @@ def test_too_few_steps_do_not_tell_what_is_usual(tmp_path):
     assert left_out(steps_of(tmp_path, longer={1: [load]}, count=4)) == [0, 1]
 
 
-def single(tmp_path: Path, first_us: int, again_us: int) -> list[str]:
+def single(tmp_path, first_us, again_us):
     """Return the notes of one step: two kernels launched three times each, one of them longer twice."""
-    events: list[dict[str, Any]] = [note("ProfilerStep#0", 0, 90_000)]
+    events = [note("ProfilerStep#0", 0, 90_000)]
     at = 5
     for number, (name, took) in enumerate(
         [("gemm", first_us), ("relu", 10), ("gemm", again_us), ("relu", 10), ("gemm", 10), ("relu", 10)]
@@ -254,7 +247,7 @@ def test_a_single_step_that_loads_modules_says_so(tmp_path):
     assert single(tmp_path, 100, 10) == []
 
 
-def compiling(*, ms: int) -> list[dict[str, Any]]:
+def compiling(*, ms):
     """Return what torch records of one function that it compiles, ranges within ranges."""
     return [
         note("entire_frame_compile (dynamo_timed)", 0, 1000 * ms),

@@ -1,7 +1,5 @@
 """Waits that an earlier `collect` wrote as kernels are waits again when the trace is read."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -12,7 +10,7 @@ import daydream
 from daydream.trace.trace import Trace
 
 
-def as_kernels(trace: Trace) -> Trace:
+def as_kernels(trace):
     """Return the trace as `collect` wrote it up to November 2026 with torch 2.11: no row is a sync."""
     kinds = trace.texts["kind"]
     waits = trace["kind"] == kinds.index("sync")

@@ -1,7 +1,5 @@
 """Functions that the compiler left as they are: what is kept of each, and what is said."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -16,13 +14,13 @@ FRAME = SimpleNamespace(
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> dict:
-    found: dict = {}
+def kept(monkeypatch):
+    found = {}
     monkeypatch.setattr(torch_compiler, "_uncompiled", found)
     return found
 
 
-def said(**metadata) -> list[str]:
+def said(**metadata):
     return uncompiled_sentences(SimpleNamespace(metadata=metadata))
 
 

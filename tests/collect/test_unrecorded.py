@@ -1,10 +1,5 @@
 """Device work that was launched but not recorded, or recorded without what launched it; and empty files."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from kineto_text import call, document, kernel, note, op, row, write
 from nsys_database import call as nsys_call
@@ -16,9 +11,9 @@ from daydream.collect.importers import import_trace
 from daydream.errors import GraphError, TraceError
 
 
-def steps(*, launched: bool = True, ran: bool = True, ids: tuple[Any, Any] = (0, 0)) -> list[dict[str, Any]]:
+def steps(*, launched=True, ran=True, ids=(0, 0)):
     """Four steps of an operator that launches a kernel; `ids` are added to those of call and kernel."""
-    events: list[dict[str, Any]] = []
+    events = []
     for step in range(4):
         at = 1000 * step
         events += [note(f"ProfilerStep#{step}", at, 1000), op("aten::mm", at + 10, 100, External_id=step)]
@@ -29,7 +24,7 @@ def steps(*, launched: bool = True, ran: bool = True, ids: tuple[Any, Any] = (0,
     return events
 
 
-def refused(tmp_path: Path, events: list[dict[str, Any]]) -> str:
+def refused(tmp_path, events):
     with pytest.raises(GraphError) as caught:
         daydream.replay(daydream.load(write(tmp_path / "t.json", document(events))))
     return str(caught.value)

@@ -1,7 +1,5 @@
 """What device work does: element types and collectives."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

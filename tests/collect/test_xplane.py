@@ -1,7 +1,5 @@
 """JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -22,9 +20,8 @@ from daydream.collect.importers.hlo import (
     programs_of,
     told_by,
 )
-from daydream.collect.importers.xspace import Plane, planes
+from daydream.collect.importers.xspace import planes
 from daydream.costs.kernels import bound, work
-from daydream.trace.trace import Trace
 from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import names
 
@@ -32,11 +29,11 @@ CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path):
     return import_trace([write(tmp_path / "host.xplane.pb")])
 
 
-def public(name: str) -> Trace:
+def public(name):
     return import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
 
 
@@ -211,18 +208,16 @@ def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
     assert replay.max_error < 0.001
 
 
-def shape(kind: int, *sizes: int) -> bytes:
+def shape(kind, *sizes):
     return field(2, kind) + b"".join(field(3, size) for size in sizes)
 
 
-def instruction(
-    name: str, opcode: str, number: int, returns: bytes, *, takes=(), calls=(), more=b""
-) -> bytes:
+def instruction(name, opcode, number, returns, *, takes=(), calls=(), more=b""):
     parts = field(1, name) + field(2, opcode) + field(3, returns) + field(35, number) + more
     return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
 
 
-def hlo() -> bytes:
+def hlo():
     """A program of each sort of operator; BF16 is 16, F32 11, S8 2 of `xla_data.proto`."""
     of_left = field(30, field(1, 1) + field(2, 0))  # contracted: the last dimension of the left
     inner = [
@@ -271,7 +266,7 @@ def hlo() -> bytes:
     return field(1, field(1, "jit_step") + b"".join(computations))
 
 
-def metadata_plane(proto: bytes) -> tuple[bytes, Plane]:
+def metadata_plane(proto):
     plane = PlaneWriter("/host:metadata")
     stat = field(1, 1) + field(6, proto)  # a stat of bytes: `Hlo Proto`
     names = field(5, field(1, 1) + field(2, field(1, 1) + field(2, "Hlo Proto")))

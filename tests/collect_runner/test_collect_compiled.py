@@ -1,7 +1,5 @@
 """A compiled model, collected: every kernel call knows the operators and layers it came from."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

@@ -5,8 +5,6 @@ that must be the same. One process without it runs all modes. Nothing is read fr
 that all is compiled each time; machine code is kept between the modes.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap
@@ -138,7 +136,7 @@ QUICK = ("--force", "--steps", "6", "--warmup", "3")
 
 
 @pytest.fixture(scope="module")
-def compilers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def compilers(tmp_path_factory):
     """Return what the scripts' environments have: one folder of machine code, no cache of graphs."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("code")),
@@ -149,7 +147,7 @@ def compilers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder_of_file, compilers: dict[str, str]) -> dict[str, str]:
+def alone(folder_of_file, compilers):
     """Return what the script says of each mode where nobody records it."""
     (folder_of_file.path / "train.py").write_text(SCRIPT)
     done = folder_of_file.python("train.py", *MODES, *OTHERS, **compilers)
@@ -157,7 +155,7 @@ def alone(folder_of_file, compilers: dict[str, str]) -> dict[str, str]:
     return {line.partition(" ")[0]: line for line in done.out.splitlines()}
 
 
-def collected(folder, mode: str, alone: dict[str, str], compilers: dict[str, str]):
+def collected(folder, mode, alone, compilers):
     """Collect a mode, and hold what the script says against what it said without."""
     (folder.path / "train.py").write_text(SCRIPT)
     done = folder.collect(*QUICK, "train.py", mode, **compilers)
@@ -166,7 +164,7 @@ def collected(folder, mode: str, alone: dict[str, str], compilers: dict[str, str
     return done
 
 
-def fused_rows(trace) -> np.ndarray:
+def fused_rows(trace):
     names = [bool(re.match(r"(graph_\d+_)?cpp_fused", name)) for name in trace.text("name")]
     return np.flatnonzero(np.array([*names, False])[trace["name"]])
 
@@ -189,7 +187,7 @@ def test_a_sequential_root_that_torch_itself_skips_is_compiled_neither_with_nor_
     assert not any("CompiledFxGraph" in name for name in trace.text("name"))
 
 
-def line_of(words: str) -> int:
+def line_of(words):
     return next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if words in line)
 
 

@@ -1,7 +1,5 @@
 """Training loops of every shape, collected as people run them: what a step is in each."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 

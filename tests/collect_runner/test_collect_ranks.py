@@ -1,7 +1,5 @@
 """Several processes, one trace; and the example scripts."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training scripts of every shape, collected and then left as they would have been."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """What can be said before, or without, a single training step."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`daydream confirm` on real scripts: the change is made in the run, undone again, and compared."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import cycle
@@ -29,7 +27,7 @@ def apply(model, optimizer):
 """
 
 
-def confirmed(folder, *args: str) -> dict:
+def confirmed(folder, *args):
     done = folder.confirm(*args)
     assert done.code == 0, done.err
     return json.loads(done.out)
@@ -43,7 +41,7 @@ def confirmed(folder, *args: str) -> dict:
         ("train_gpt.py", "foreach-optimizer"),
     ],
 )
-def test_an_example_is_confirmed(folder, script: str, name: str):
+def test_an_example_is_confirmed(folder, script, name):
     shutil.copy(EXAMPLES / script, folder.path)
     small = ("--width", "32", "--layers", "2") if script == "train_gpt.py" else ("--batch", "2")
     found = confirmed(folder, name, *FEW, "--json", script, "--steps", str(LONG_ENOUGH), *small)

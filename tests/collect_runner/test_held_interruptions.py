@@ -1,7 +1,5 @@
 """Ctrl-C waits until what we do in the script's process is done, and then means what it always does."""
 
-from __future__ import annotations
-
 import signal
 import threading
 
@@ -11,14 +9,14 @@ from daydream.collect.live import recorder
 from daydream.collect.live.recorder import held_interruptions
 
 
-def ctrl_c() -> None:
+def ctrl_c():
     signal.raise_signal(signal.SIGINT)
 
 
 def test_it_comes_behind_the_work():
     done = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             done.append("work")
@@ -32,7 +30,7 @@ def test_it_comes_behind_the_work():
 def test_one_inside_another_leaves_it_to_the_outer_one():
     done = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             with held_interruptions():
                 ctrl_c()
@@ -46,7 +44,7 @@ def test_one_inside_another_leaves_it_to_the_outer_one():
 def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch):
     done = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             ctrl_c()
@@ -73,7 +71,7 @@ def test_a_script_that_ignores_it_goes_on_doing_so():
 def test_other_threads_leave_signals_alone():
     seen = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             seen.append(signal.getsignal(signal.SIGINT))
 
@@ -85,7 +83,7 @@ def test_other_threads_leave_signals_alone():
 
 
 def test_what_failed_meanwhile_is_not_lost():
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             raise ValueError("no space")

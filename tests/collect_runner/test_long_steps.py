@@ -1,7 +1,5 @@
 """A step that takes long is told: a person in front of a compiling script must not see silence."""
 
-from __future__ import annotations
-
 import pytest
 
 from daydream.collect.launcher.runner import LongSteps

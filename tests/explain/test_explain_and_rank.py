@@ -1,7 +1,5 @@
 """`explain`, `rank` and `whatif` answer one question alike, and `rank` has a row for a line of code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +16,7 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 
 @pytest.fixture(scope="module", params=TRACES)
 def replay(request):
-    name: str = request.param
+    name = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
 
 

@@ -9,11 +9,9 @@ import gzip
 import json
 import random
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fuzz.commands import NUMBERS, WORDS, command, optimizations
 from fuzz.damage import (
@@ -131,7 +129,7 @@ def traces():
     return found
 
 
-COLLECTED: dict[str, Any] = {
+COLLECTED = {
     "world_size": 1, "threads": 4, "versions": {"torch": "2.4"}, "unprofiled_step_ns": [900_000, 910_000],
     "parameters": [{"name": "a.weight", "layer": "a", "shape": [32, 64], "dtype": "float32", "device": "cuda:0",
                     "requires_grad": True, "gradient_bytes": 8192}],
@@ -574,7 +572,7 @@ def measured_times(chance):
     return Case("options", files, ["whatif", *ask, "--trace", "t.parquet", "--table", "t.csv"])
 
 
-MAKERS: dict[Callable[[random.Random], Case], int] = {
+MAKERS = {
     kineto: 45, encoded: 5, ranks: 6, vendors: 36, parquet: 32, counters: 16, values: 10, words: 3, own_file: 6, measured_times: 2,
 }  # fmt: skip
 

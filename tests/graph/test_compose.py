@@ -1,7 +1,6 @@
 """Several optimizations at once: order, exclusion, options, and what makes no sense."""
 
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 from small_graphs import put
@@ -14,13 +13,13 @@ from daydream.transforms.compose import apply, in_order, parse
 from daydream.transforms.registry import describe, find, names
 
 
-def halve(graph: Graph, *, factor: float = 0.5) -> None:
+def halve(graph, *, factor=0.5):
     """Halve."""
     graph.select().scale(factor)
 
 
-def add(graph: Graph, *, times: int = 1, how: Literal["up", "down"] = "up", loud: bool = False,
-        name: str | None = None) -> None:  # fmt: skip
+def add(graph, *, times = 1, how = "up", loud = False,
+        name = None):  # fmt: skip
     """Add."""
     tasks = graph.select()
     tasks.set(duration_ns=tasks.duration_ns + (times if how == "up" else -times))

@@ -1,7 +1,6 @@
 """Draft: what rules look up by lane is that of all tasks, however they were added."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -72,7 +71,7 @@ def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
     code = next(code for code in page.split("```")[1::2] if "def follow_polled" in code).removeprefix(
         "python"
     )
-    names: dict[str, Any] = {}
+    names = {}
     exec(code, names)
     at = [name for name, _ in RULES].index("latencies") - 1
     rules = (*RULES[:at], ("polls", names["follow_polled"]), *RULES[at:])

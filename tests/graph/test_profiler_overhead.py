@@ -1,7 +1,6 @@
 """The unprofiled prediction: what recording cost is taken out of the time around each event."""
 
 import copy
-from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +14,7 @@ from daydream.graph.profiler_overhead import overhead_scale, without_profiler
 from daydream.predict.prediction import RecordedStep
 from daydream.trace.memory_events import MemoryEvents
 
-COST: dict[str, Any] = {
+COST = {
     "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
     "annotation_ns": 0,    "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
 }  # fmt: skip

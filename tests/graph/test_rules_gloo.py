@@ -25,9 +25,9 @@ def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_redu
     """
     #  rank r  |forward work[r]|call 5|backward 20|...wait...|2|copy 30|step 10|
     #  pool               3 |gloo:all_reduce: waiting, 30    |
-    rows: list[dict] = []
+    rows = []
     now = [0] * len(ranks)
-    borders: list[list[int]] = [[0] for _ in ranks]
+    borders = [[0] for _ in ranks]
     for n in range(steps):
         taken = [at + work[rank] + QUEUED for rank, at in enumerate(now)]
         done = max(taken) + TRANSFER

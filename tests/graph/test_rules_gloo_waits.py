@@ -41,7 +41,7 @@ def step(*, late=(0, 0), wake=(WAKE, WAKE), work=(0, WORK), stands=(0, 0), goes_
 
 
 def job(steps, *, copies=lambda number, rank: "copy"):
-    rows: list[dict] = []
+    rows = []
     for number, ranks in enumerate(steps):
         for rank, seen in enumerate(ranks):
             at, columns = number * STEP, {"rank": rank, "tid": 1}
@@ -79,7 +79,7 @@ def two_at_once(*, transfers, noted_late=0):
     #  rank r  |forward|call a|call b|....waits.....|halve 20|..waits..|use 20|
     #  pools               |a: transfers[0]                  |
     #                             |b: transfers[1]  |
-    rows: list[dict] = []
+    rows = []
     for number in range(4):
         for rank in (0, 1):
             at, columns = number * STEP, {"rank": rank, "tid": 1}
@@ -101,7 +101,7 @@ def two_at_once(*, transfers, noted_late=0):
 def waited_at(graph):
     """Return before which tasks threads wait for collectives, and how often."""
     columns, names = graph.columns, graph.texts["name"]
-    found: dict[str, int] = {}
+    found = {}
     for wait in graph.select(name="wait for collective").ids.tolist():
         later = (columns["lane"] == columns["lane"][wait]) & (columns["order"] > columns["order"][wait])
         ids = np.flatnonzero(later & (columns["row"] >= 0))

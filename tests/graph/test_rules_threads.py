@@ -142,7 +142,7 @@ def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():
 
 def spans(trace):
     """Return when each thread begins and ends in a recording, step markers and module frames aside."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    found = defaultdict(list)
     rows = zip(
         *(trace.values(name) for name in ("kind", "name", "tid", "start_ns", "duration_ns")), strict=True
     )

@@ -3,7 +3,7 @@
 import pytest
 from shared import shared_trace
 from small_graphs import named
-from small_traces import PID, Row, call, kernel, launched, note, op, row, starts, trace
+from small_traces import PID, call, kernel, launched, note, op, row, starts, trace
 
 import daydream
 from daydream import build
@@ -114,7 +114,7 @@ def lock_trace(*more, times=2):
     #  stream 7     |k: 10 to 1,000                                                   |2|
     #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
     #  stream 16                                                                                  |copy 99|
-    rows: list[Row] = []
+    rows = []
     for n in range(times):
         at, ids = PERIOD * n, 10 * n
         rows += [

@@ -1,7 +1,5 @@
 """Callbacks in the trainers of others: real processes, tiny random models, nothing downloaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
