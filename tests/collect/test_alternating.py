@@ -159,20 +159,6 @@ def test_how_many_steps_are_missing_is_said():
     assert f"--rounds 3 --block-steps 2 takes {5 + 4 + 21 + 4 + 3 * 3 * 3} steps" in said
 
 
-def test_steps_that_were_captured_once_more_count():
-    said = too_short(61, captures=2, rounds=3, block_steps=2)
-
-    # 4 recorded again, and the step between the two captures
-    assert f"3 rounds take {61 + 5} training steps; 61 ran. Let it train about 5 steps longer" in said
-
-
-def test_no_shorter_blocks_are_offered_to_those_who_have_them():
-    said = too_short(20, rounds=3, block_steps=2)
-
-    assert "3 rounds take 61 training steps; 20 ran." in said
-    assert "--block-steps" not in said
-
-
 def test_without_a_device_what_our_hooks_took_is_no_part_of_a_step():
     ticks = iter([0, 10, 20, 31, 42])
     steps = UnprofiledSteps(3, clock=lambda: next(ticks))

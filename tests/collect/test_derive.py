@@ -70,13 +70,6 @@ def test_rows_that_begin_and_end_together_nest_by_kind_then_by_id(imported):
     assert parent_of(trace, "outer") == "range"
 
 
-def test_a_child_that_ends_late_by_rounding_is_cut_without_a_note(imported):
-    trace = imported([op("outer", 0, 10), call("cudaLaunchKernel", 8, 3, 1)])
-    [line] = rows_named(trace, "cudaLaunchKernel")
-    assert trace["duration_ns"][line] == 2000
-    assert not trace.metadata["notes"]
-
-
 @pytest.mark.parametrize("late", [0.05, 0.25, 1])
 def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(imported, late):
     #  |mm                              |
@@ -173,21 +166,6 @@ def test_of_several_calls_with_one_correlation_the_inner_launch_counts(imported)
     )
     assert parent_of(trace, "add<float>") == "hipExtModuleLaunchKernel"
     assert parent_of(trace, "hipExtModuleLaunchKernel") == "hipLaunchKernel"
-
-
-def test_one_graph_launch_may_have_many_kernels(imported):
-    trace = imported(
-        [call("cudaGraphLaunch", 0, 10, 1), *[kernel("k", 10 + index, 1, 1) for index in range(5)]]
-    )
-    assert {trace.values("name", [line])[0] for line in trace["parent"][rows_named(trace, "k")].tolist()} == {
-        "cudaGraphLaunch"
-    }
-
-
-def test_device_rows_without_a_launch_belong_to_no_call_and_no_step(imported):
-    trace = imported([*training(2), kernel("early", 1, 5, 999)])
-    assert parent_of(trace, "early") is None
-    assert trace.values("step", rows_named(trace, "early")) == [None]
 
 
 def test_a_correlation_put_into_external_id_names_no_operator(imported):

@@ -18,7 +18,7 @@ from daydream.collect.derive.build import derive
 from daydream.collect.importers.etrecord import innermost, read_etrecord
 from daydream.collect.importers.executorch import Row, recording_of
 from daydream.collect.importers.formats import is_inspector
-from daydream.errors import NotApplicableError, TraceError
+from daydream.errors import TraceError
 from daydream.handles import Handle
 
 FILES = Path(__file__).parent / "executorch"
@@ -99,12 +99,6 @@ def test_a_run_of_the_program_is_a_step():
     assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, True, True, True]
 
 
-def test_the_source_line_of_an_operator_is_kept():
-    trace = imported("portable")
-    sources = {handle.source for identifier in trace.handles for handle in trace.handles[identifier]}
-    assert "record.py(38): forward" in sources
-
-
 def test_a_delegate_without_a_map_keeps_its_own_names_and_says_so():
     trace = imported("xnnpack")
     row = trace.values("name").index("Convolution (NHWC, F32) IGEMM #1")
@@ -175,33 +169,6 @@ def test_half_of_a_layer_is_half_of_its_own_time():
     )  # each of its tasks is rounded
 
 
-@pytest.mark.parametrize("name", BACK_ENDS)
-def test_a_program_is_not_told_to_be_compiled(name):
-    trace = imported(name)
-    assert daydream.replay(trace).error == 0
-    assert all(cost.best is None for cost in daydream.explain(trace).avoidable)
-    with pytest.raises(NotApplicableError, match="compiled code already"):
-        daydream.whatif(trace, "compile")
-
-
-def test_without_a_record_operators_have_the_runtimes_names_and_that_is_said():
-    trace = daydream.load(FILES / "portable.etdp")
-    assert "native_call_addmm.out" in trace.text("op")
-    assert trace.handles is None
-    assert any(note.startswith("No ETRecord was given") for note in trace.metadata["notes"])
-
-
-def test_the_record_of_another_program_is_said():
-    trace = daydream.load(FILES / "portable.etdp", etrecord=FILES / "xnnpack.etrecord")
-    said = "Only 2 of 9 kernels are among the operators of their debug handles in xnnpack.etrecord"
-    assert any(note.startswith(said) for note in trace.metadata["notes"])
-
-
-def test_steps_can_be_chosen_as_elsewhere():
-    trace = daydream.load(FILES / "portable.etdp", step_marker="load_method")
-    assert trace.metadata["step_source"] == "ranges that match 'load_method'"
-
-
 @pytest.mark.parametrize("cut", range(0, 8496, 89))
 def test_an_etdump_cut_anywhere_is_one_clear_line(tmp_path, cut):
     path = tmp_path / "cut.etdp"
@@ -246,16 +213,6 @@ def test_times_that_run_backwards_are_refused():
         recording_of([Row("a", 5, 3)], {}, Path("x.etdp"), [])
 
 
-def test_times_of_two_clocks_are_refused():
-    with pytest.raises(TraceError, match="more than 13 days apart"):
-        recording_of([Row("a", 0, 3), Row("b", 2**63, 2**63 + 1)], {}, Path("x.etdp"), [])
-
-
-def test_an_etdump_without_events_says_how_to_get_them():
-    with pytest.raises(TraceError, match="holds no profiling event; run the program with enable_etdump=True"):
-        recording_of([], {}, Path("x.etdp"), [])
-
-
 def record(path, **files):
     with zipfile.ZipFile(path, "w") as file:
         for name, content in files.items():
@@ -282,15 +239,6 @@ def record(path, **files):
 def test_a_damaged_record_is_one_clear_line(tmp_path, files, said):
     with pytest.raises(TraceError, match=said):
         read_etrecord(record(tmp_path / "x.etrecord", **files))
-
-
-def test_what_is_no_zip_file_is_no_record(tmp_path):
-    path = tmp_path / "x.etrecord"
-    path.write_bytes((FILES / "portable.etrecord").read_bytes()[:500])
-    with pytest.raises(TraceError, match="is no readable ETRecord"):
-        read_etrecord(path)
-    with pytest.raises(TraceError, match="no such file"):
-        read_etrecord(tmp_path / "none.etrecord")
 
 
 def test_a_record_that_unpacks_to_much_is_refused(tmp_path):
@@ -380,16 +328,6 @@ def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(TraceError, match=said):
         daydream.load(path)
-
-
-def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
-    loaded(tmp_path, {**table("portable")[2], "event_name": "a\ud800"}).save(tmp_path / "trace.parquet")
-    assert daydream.load(tmp_path / "trace.parquet").values("name", [0]) == ["a?"]
-
-
-def test_a_row_that_lacks_a_column_is_one_clear_line(tmp_path):
-    with pytest.raises(TraceError, match="without the column 'event_name'"):
-        loaded(tmp_path, table("portable")[2], {"event_block_name": "Execute"})
 
 
 def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):

@@ -133,12 +133,6 @@ def test_times_too_large_for_a_float_keep_their_digits(tmp_path):
     assert trace.metadata["origin_ns"] == 1708000000000000123
 
 
-def test_times_written_as_text_are_read(tmp_path):
-    trace = imported(tmp_path, [op("a", "10.5", "2"), op("b", 13, "1.25")])
-    assert trace.values("start_ns") == [0, 2500]
-    assert trace.values("duration_ns") == [2000, 1250]
-
-
 def test_the_base_time_is_kept_and_aligns_ranks(tmp_path):
     base = 1711964646000000000
     for rank, offset in ((0, 0), (1, 5_000)):
@@ -191,11 +185,6 @@ def test_unknown_is_never_zero(tmp_path):
     for name in ("correlation", "external_id", "stream", "bytes", "parent"):
         assert set(np.asarray(trace[name]).tolist()) == {UNKNOWN}
     assert trace["tid"][rows_named(trace, "k")].tolist() == [NO_ID]
-
-
-def test_columns_that_never_occur_are_absent(tmp_path):
-    trace = imported(tmp_path, [op("a", 0, 5)])
-    assert not {"correlation", "stream", "graph_id", "layer", "stack", "wait_stream"} & set(trace.columns)
 
 
 def test_frames_that_block_and_the_profilers_own_time_are_blocked_rows(tmp_path):
@@ -339,25 +328,7 @@ def test_a_parquet_trace_is_loaded_as_it_is(tmp_path):
         import_trace([tmp_path / "trace.parquet", tmp_path / "trace.json"])
 
 
-def test_the_steps_of_a_parquet_trace_are_settled(tmp_path):
-    imported(tmp_path, training()).save(tmp_path / "trace.parquet")
-    with pytest.raises(TraceError, match="import the profiler's file again"):
-        import_trace([tmp_path / "trace.parquet"], steps="auto")
-
-
 def test_a_folder_with_what_was_imported_from_it_can_be_imported_again(tmp_path):
     write(tmp_path / "rank0.json", document(training(), distributedInfo={"rank": 0}))
     import_trace([tmp_path]).save(tmp_path / "all.parquet")
     assert len(import_trace([tmp_path])) == len(import_trace([tmp_path / "all.parquet"]))
-
-
-def test_the_rank_is_zero_when_there_is_only_one(tmp_path):
-    assert set(imported(tmp_path, training())["rank"].tolist()) == {0}
-    assert set(imported(tmp_path, training(), distributedInfo={"rank": 5})["rank"].tolist()) == {5}
-
-
-def test_progress_goes_to_one(tmp_path):
-    path = write(tmp_path / "trace.json", document(training()))
-    seen = []
-    import_trace([path], progress=lambda name, share: seen.append((name, share)))
-    assert seen[-1] == ("trace.json", 1.0)

@@ -101,12 +101,6 @@ def test_rows_without_sense_are_left_out_and_counted(tmp_path):
         assert part in notes
 
 
-def test_nan_and_infinity_do_not_spoil_the_other_rows(tmp_path):
-    events = [*training(2), op("nan", float("nan"), 1), op("infinite", 5, float("inf"))]
-    events[0]["args"]["weight"] = float("nan")
-    assert len(imported(tmp_path, events)) == len(imported(tmp_path, training(2)))
-
-
 def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path):
     events = [*training(2), "text", 5, None, [1]]
     events[2] = {
@@ -133,13 +127,6 @@ def test_a_time_written_strangely_is_read_or_counted(tmp_path, time, read):
     assert durations == ([] if read is None else [read])
     assert trace.metadata["notes"] == (said if read is None else [])
     assert len(trace) == len(imported(tmp_path, training(1))) + len(durations)
-
-
-def test_bytes_that_are_not_utf8_do_not_spoil_the_other_rows(tmp_path):
-    text = json.dumps(document([*training(2), op("caf\u00e9", 5, 1)]), ensure_ascii=False).encode("latin-1")
-    trace = import_trace([write(tmp_path / "trace.json", text)])
-    assert len(trace) == len(imported(tmp_path, training(2))) + 1
-    trace.to_arrow()
 
 
 def test_text_that_cannot_be_encoded_is_cleaned(tmp_path):

@@ -55,18 +55,6 @@ def test_rows_of_mtia_are_device_work(tmp_path):
     assert trace["bytes"][copy] == 4096
 
 
-def test_a_backend_with_a_category_of_its_own_has_device_work(tmp_path):
-    events = [
-        op("aten::mm", 0, 50),
-        row("rbln_runtime", "rblnLaunch", 10, 5, correlation=1),
-        row("rbln_op", "mm_kernel", 20, 30, pid=9, tid=1, stream=1, device=0, correlation=1),
-        row("overhead", "Buffer flush", 20, 30, pid=-1, tid=0),
-    ]
-    trace = imported(tmp_path, document(events))
-    assert kinds(trace) == {"aten::mm": "operator", "rblnLaunch": "runtime", "mm_kernel": "kernel"}
-    assert trace.metadata["notes"] == ["1 row had the category 'overhead' and was left out."]
-
-
 def ascend():
     def begin(ns, at, tid):
         flow = {"name": "torch_to_npu", "id": ns, "cat": "async_npu"}

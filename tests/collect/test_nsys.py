@@ -1,8 +1,5 @@
 """Nsight Systems exports: what each table becomes, over schema versions and oddities."""
 
-import sqlite3
-
-import numpy as np
 import pytest
 from nsys_database import (
     ID,
@@ -22,9 +19,7 @@ from nsys_database import (
     rows_of,
     write_export,
 )
-from shared import shared_trace
 
-from daydream.collect.derive.build import derive
 from daydream.collect.importers.nsys import split_ranks
 
 
@@ -310,12 +305,6 @@ def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
     assert {device["id"]: device["name"] for device in devices} == names
 
 
-def test_the_shared_laptop_trace_names_the_device_that_worked():
-    recording = read_nsys(shared_trace("cases/nsys_rtx5000ada_laptop_5_forward_passes.sqlite.gz"))
-    named = [(device["id"], device["name"]) for device in recording.metadata["devices"]]
-    assert named == [(0, "NVIDIA RTX 5000 Ada Generation Laptop GPU")]
-
-
 def test_nothing_else_leaves_the_file(tmp_path):
     recording = read(tmp_path, {
         "KERNEL": [kernel(0, 5, 1)],
@@ -328,39 +317,6 @@ def test_nothing_else_leaves_the_file(tmp_path):
     })  # fmt: skip
 
     assert "secret" not in repr(recording.metadata) + repr(recording.texts)
-
-
-def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
-    path = write_export(
-        tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")], "KERNEL": [kernel(0, 5, 1)]}
-    )
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE NVTX_EVENTS SET text = CAST(X'66FF6F' AS TEXT)")
-    database.close()
-
-    assert names_of(read_nsys(path), "annotation") == ["f\ufffdo"]
-
-
-def test_a_trace_comes_of_it(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(10, 15, 1, LAUNCH), call(20, 25, 2, LAUNCH), call(110, 115, 3, LAUNCH)],
-        "KERNEL": [
-            kernel(17, 30, 1),
-            kernel(30, 60, 2, demangledName=ID["ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"]),
-            kernel(117, 130, 3),
-        ],
-        "NVTX_EVENTS": [
-            range_(0, 50, "step"), range_(100, 150, "step"), range_(8, 28, "aten::add, seq = 1, op_id = 2"),
-        ],
-    })  # fmt: skip
-    trace = derive(recording, "^step$")
-    device = np.flatnonzero(trace.is_kind("kernel", "collective"))
-
-    assert trace.values("kind", device) == ["kernel", "collective", "kernel"]
-    assert trace.values("collective", device) == [None, "all_reduce", None]
-    assert trace.values("dtype", device)[::2] == ["float32", "float32"]
-    assert trace.values("op", device) == ["aten::add", "aten::add", None]
-    assert trace.values("step", device) == [0, 0, 1]
 
 
 def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from nsys_database import LAUNCH, MAIN, PID, allocation, call, kernel, write_export
 
 import daydream
-from daydream.memory.pairing import FROM_DRIVER, paired
 from daydream.trace.schema import NO_ID
 
 TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
@@ -28,14 +27,6 @@ def test_allocations_and_frees_are_read_on_the_thread_that_asked(tmp_path):
     assert memory["pid"].tolist() == [PID, NO_ID]
     assert memory["address"].tolist() == [4096, 4096]
     assert memory["allocated_bytes"].tolist() == [-1, -1]
-
-
-def test_it_is_said_that_they_are_the_drivers(tmp_path):
-    trace = imported(tmp_path, allocation(1005, 2 << 20))
-    trace.save(tmp_path / "t.parquet")
-    again = daydream.load(tmp_path / "t.parquet")
-
-    assert paired(again, again.memory).notes == [FROM_DRIVER]
 
 
 @pytest.mark.parametrize("kind", [0, 1, 3, 4, 6, 7])

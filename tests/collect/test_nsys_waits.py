@@ -143,14 +143,3 @@ def test_numbered_records_are_told_apart_by_their_number(tmp_path):
         (13, 7, 1),
         (None, None, None),
     ]
-
-
-def test_waits_without_any_event_table_are_counted(tmp_path):
-    tables = waits_and_records()
-    del tables["CUDA_EVENT"]
-    recording = read(tmp_path, tables)
-
-    assert recording.metadata["notes"] == [
-        "3 of 3 waits for an event have no record of the event in the file."
-    ]
-    assert "wait_stream" not in recording.columns

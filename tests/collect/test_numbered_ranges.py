@@ -96,23 +96,11 @@ def test_the_outer_ranges_are_the_steps(steps):
     assert steps(loop(names, inner=["step 1"] * 4))[1] == names
 
 
-def test_one_range_around_several_steps_is_not_the_step(steps):
-    names = [f"step {number}" for number in range(4)]
-    assert steps([note("train step loop", 0, 4 * STEP), *loop(names)])[1] == names
-
-
 def test_steps_hold_most_of_the_work(steps):
     names = ["step 0", "step 1", "step 2"]
     assert steps(loop(names, outside_us=390))[1] == names
     source, _ = steps(loop(names, outside_us=450))
     assert not source.startswith("ranges such as")
-
-
-def test_an_upload_of_weights_outweighs_no_steps(steps):
-    names = ["step 0", "step 1", "step 2"]
-    upload = [call("cudaMemcpyAsync", -9000, 10, 900), kernel("Memcpy HtoD", -8900, 8000, 900)]
-    upload[1].update(cat="gpu_memcpy")
-    assert steps([*upload, *loop(names)])[1] == names
 
 
 def test_ranges_that_overlap_are_no_steps(steps):

@@ -70,15 +70,6 @@ def test_two_repeats_are_no_period():
     assert begins([0, 1] * 4 + [2], optimizer=2) == []  # one optimizer for four: micro-batches
 
 
-def test_the_upload_of_weights_weighs_nothing_beside_kernels():
-    recording = launches([*[9] * 8, *[0, 1, 2] * 3], optimizer=2)
-    recording.texts["kind"].append("memcpy")
-    recording.columns["kind"][17:25] = 2
-    recording.columns["duration_ns"][17:25] = 100_000
-
-    assert first_launches(recording, find_steps_by_period(recording), 17) == every(3, 8, 3)
-
-
 def test_a_pass_alike_before_the_loop_is_a_step_of_another_kind():
     #  a prefill 9 0 1 2 of which one kernel differs and takes most of the time, four decodes
     recording = launches([9, 0, 1, 2, *[3, 0, 1, 2] * 4], pauses=dict.fromkeys(every(4, 4, 4), 1000))
@@ -94,31 +85,12 @@ def test_work_that_does_not_repeat_has_no_iterations():
     assert begins(np.random.default_rng(3).integers(0, 50, 5000).tolist()) == []
 
 
-def test_a_repetition_that_is_a_small_part_of_the_recording_is_no_loop():
-    assert begins([*range(10, 40), *[0, 1, 2] * 5, *range(40, 60)]) == []
-
-
-def test_launches_without_device_work_of_weight_are_no_loop():
-    #  a graph launch does all the work; copying its results is what repeats
-    recording = launches([*[5, 6] * 9, 7])
-    recording.columns["duration_ns"][-1] = 100_000
-
-    assert find_steps_by_period(recording) == []
-
-
 def test_layers_of_many_launches_with_a_short_head_are_not_taken_for_iterations():
     layer = np.random.default_rng(1).integers(0, 30, 57).tolist()
     for layers, head in ((24, 2), (24, 4), (32, 8), (3, 3)):
         iteration = [*range(30, 30 + head), *layer * layers]
 
         assert begins(iteration * 7) == every(len(iteration), 0, 7), (layers, head)
-
-
-def test_micro_batches_with_an_optimizer_step_are_one_iteration():
-    micro_batch = [1, 2, 3, 4, 4, 3, 2, 1]
-    iteration = [*micro_batch * 4, *[20, 21] * 3]
-
-    assert begins(iteration * 5) == every(len(iteration), 0, 5)
 
 
 def test_launches_more_or_less_do_not_displace_later_iterations():
@@ -188,17 +160,6 @@ def of_threads(*threads):
     return recording
 
 
-def test_a_loader_that_launches_at_its_own_pace_does_not_merge_steps():
-    #  main 0 1 2 3 4 5 every 1,000 ns; a loader's two copies every 1,500: both together repeat every 3,000
-    main = [1000 * turn + 100 * place for turn in range(24) for place in range(6)]
-    copies = [1500 * turn + 150 + 20 * place for turn in range(16) for place in range(2)]
-    recording = of_threads((1, [0, 1, 2, 3, 4, 5] * 24, main), (2, [8, 9] * 16, copies))
-
-    ranges = find_steps_by_period(recording)
-
-    assert [end for _, end in ranges] == [1000 * turn + 500 + CALL for turn in range(24)]
-
-
 def test_threads_that_hand_over_to_each_other_are_one_sequence():
     #  main 0 1 2 . . 5 and autograd 3 4 in between: the iteration ends with the main thread's last launch
     main = [1000 * turn + place for turn in range(5) for place in (0, 100, 200, 700)]
@@ -208,14 +169,6 @@ def test_threads_that_hand_over_to_each_other_are_one_sequence():
     assert find_steps_by_period(recording)[1:] == [
         (1000 * turn - 300 + CALL, 1000 * turn + 700 + CALL) for turn in range(1, 5)
     ]
-
-
-def test_a_recording_that_begins_behind_the_longest_pause_keeps_its_iterations():
-    #  the CPU pauses before each 0; only from the first 2 on does everything repeat, three times
-    works = [0, 7, *[2, 3, 4, 0, 1] * 3]
-    pauses = dict.fromkeys(every(5, 5, 2), 1000)
-
-    assert begins(works, pauses=pauses) == every(5, 0, 3)
 
 
 def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():

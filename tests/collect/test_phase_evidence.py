@@ -57,12 +57,6 @@ def test_a_thread_that_runs_in_ranges_named_backward_is_the_engine(tmp_path):
     assert [phase for _, phase in told(trace)] == ["forward"] * 3 + ["backward"] * 4 + ["other"]
 
 
-def test_a_thread_that_launches_backward_kernels_is_the_engine(tmp_path):
-    work = [*FORWARD, (ENGINE, "gemm"), (ENGINE, "softmax_backward"), (ENGINE, "gemm"), (MAIN, "add")]
-    trace = run(tmp_path, work)
-    assert [phase for _, phase in told(trace)] == ["forward"] * 3 + ["backward"] * 3 + ["other"]
-
-
 def test_a_loader_that_launches_is_no_engine(tmp_path):
     work = [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE, (LOADER, "flip"), (LOADER, "flip")]
     trace = run(tmp_path, work)
@@ -82,12 +76,6 @@ def test_one_thread_is_told_by_names_of_kernels(tmp_path):
     names = ["gemm", "relu", "gemm", "relu_backward", "gemm", "conv_wgrad", "igemm_wrw"]
     trace = run(tmp_path, [*((MAIN, name) for name in names), *UPDATE])
     assert [phase for _, phase in told(trace)] == SIX
-
-
-def test_lists_of_tensors_alone_are_no_update(tmp_path):
-    trace = run(tmp_path, [(MAIN, "multi_tensor_apply_kernel"), (MAIN, "gemm")])
-    assert {phase for _, phase in told(trace)} == {"forward"}
-    assert trace.metadata["phases_assumed"] == 1
 
 
 def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path):

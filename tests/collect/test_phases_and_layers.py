@@ -66,21 +66,6 @@ def test_accumulated_gradients_have_several_forward_passes(imported):
     assert found["aten::clip"] == found["aten::item"] == {"other"}
 
 
-def test_a_closure_runs_forward_and_backward_inside_the_optimizer(imported):
-    trace = imported(
-        [
-            note("Optimizer.step#LBFGS.step", 0, 500),
-            op("aten::linear", 10, 50, Sequence_number=1),
-            node("AddmmBackward0", 100, 50, 1, tid=MAIN),
-            op("aten::add_", 200, 50),
-        ]
-    )
-    found = phases(trace, "operator")
-    assert found["aten::linear"] == {"forward"}
-    assert found[f"{NODE}AddmmBackward0"] == {"backward"}
-    assert found["aten::add_"] == {"optimizer"}
-
-
 def test_old_names_of_autograd_nodes_are_backward(imported):
     trace = imported(
         [
@@ -124,11 +109,6 @@ def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(import
         ]
     )
     assert phases(trace, "operator")["aten::cross_entropy_loss"] == {"loss"}
-
-
-def test_without_a_backward_everything_is_forward(imported):
-    found = phases(imported([op("aten::linear", 0, 10), op("aten::relu", 20, 10)]), "operator")
-    assert found == {"aten::linear": {"forward"}, "aten::relu": {"forward"}}
 
 
 # Layers
@@ -223,7 +203,3 @@ def test_the_module_hierarchy_argument_names_the_layer(imported):
         ]
     )
     assert trace.values("layer", rows_named(trace, "aten::linear")) == ["Net.fc1"]
-
-
-def test_layers_are_absent_where_nothing_names_them(imported):
-    assert "layer" not in imported(training(2)).columns

@@ -80,18 +80,6 @@ def test_kernels_without_calls_say_so_and_have_steps_by_their_own_period(tmp_pat
     assert explanation.bound.value == "unrecorded"  # half of the step the device pauses, nobody knows why
 
 
-def test_a_step_that_kernels_fill_is_bound_by_them_without_any_call(tmp_path):
-    given = process(0)
-    given["buffer_records"]["kernel_dispatch"] = [
-        dispatch(1 + number % 2, 1_000_000 + 50_000 * number, 1_049_000 + 50_000 * number, number + 1)
-        for number in range(12)
-    ]
-    given["kernel_symbols"][1]["formatted_kernel_name"] = "norm"
-    trace = import_trace([write_json(tmp_path / "t.json", given)])
-
-    assert daydream.explain(trace).bound.value == "GPU"
-
-
 def test_a_run_with_counters_is_no_trace(tmp_path):
     given = process()
     given["callback_records"]["counter_collection"] = [{"records": []}]
@@ -119,15 +107,6 @@ def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream, encod
     assert (trace["device"][copy], "bytes" in trace.columns) == (0, False)
     assert trace.metadata["devices"] == [{"id": 0, "name": "AMD Instinct MI300X", "multiprocessors": 304}]
     assert (trace["pid"][trace["parent"][kernel]], trace["tid"][trace["parent"][kernel]]) == (42, 7)
-
-
-def test_rows_of_a_table_in_utf_16_are_whole(tmp_path):
-    name = 40 * "\u6838"  # 3 bytes in UTF-8, 2 in the file
-    row = KERNELS_NEW.splitlines(keepends=True)[2].replace("mul.kd", name)
-    (tmp_path / "kernel_trace.csv").write_text(KERNELS_NEW + 2000 * row, "utf-16")
-    trace = import_trace([tmp_path])
-
-    assert Counter(trace.values("name")) == {name: 2000, "add(float*, int)": 1, "mul": 1}
 
 
 def test_kernel_tables_of_two_processes_are_two_ranks(tmp_path):
@@ -160,13 +139,6 @@ def test_rows_that_are_cut_are_left_out_and_counted(tmp_path):
     trace = import_trace([tmp_path / "t.csv"])
 
     assert trace.metadata["notes"][0] == "1 row had more or fewer fields than the header and was left out."
-
-
-def test_a_table_and_a_file_of_another_profiler_are_not_one_run(tmp_path):
-    (tmp_path / "a.csv").write_text(KERNELS_OLD)
-    (tmp_path / "b.json").write_text('{"traceEvents": []}')
-
-    assert "give the files of one profiler" in refused(tmp_path / "a.csv", tmp_path / "b.json")
 
 
 def test_damaged_files_are_refused_in_one_line_or_read(tmp_path):

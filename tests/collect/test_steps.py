@@ -64,16 +64,6 @@ def test_what_another_thread_launches_ahead_cuts_nothing_off(imported):
         assert imported([*training(4), last]).metadata["steps"][-1]["covered"] is covered
 
 
-def test_calls_that_were_lost_amid_others_are_no_work_of_before(imported):
-    [step] = imported([*training(1), kernel("amid", 650, 2, 999)]).metadata["steps"]
-    assert step["covered"]
-
-
-def test_steps_without_work_are_no_steps(imported):
-    trace = imported([*training(2), note("ProfilerStep#2", 2000, 10)])
-    assert [step["name"] for step in trace.metadata["steps"]] == ["ProfilerStep#0", "ProfilerStep#1"]
-
-
 def without_markers(events):
     return [event for event in events if not str(event["name"]).startswith("ProfilerStep")]
 
@@ -131,14 +121,6 @@ def test_a_marker_pattern_chooses_any_ranges(imported):
         imported(events, step_marker="(")
     with pytest.raises(TraceError, match="only 'auto'"):
         imported(events, steps="often")
-
-
-def test_without_any_marker_the_whole_recording_is_a_step(imported):
-    trace = imported(
-        [op("aten::add", 0, 50), call("cudaLaunchKernel", 10, 5, 1), kernel("add<float>", 20, 100, 1)]
-    )
-    assert "whole recording" in trace.metadata["step_source"]
-    assert [step["measured_ns"] for step in trace.metadata["steps"]] == [120_000]
 
 
 def test_an_optimizer_range_cut_off_by_the_end_lasts_to_the_end(imported):
@@ -207,16 +189,6 @@ def test_a_step_that_loads_modules_is_left_out_and_said(tmp_path):
 )
 def test_a_step_that_waits_is_part_of_the_run(tmp_path, row):
     assert left_out(steps_of(tmp_path, longer={1: [row]})) == [0]
-
-
-def test_what_comes_again_is_part_of_the_run(tmp_path):
-    evaluate = op("aten::evaluate", 0, 5000)
-    assert left_out(steps_of(tmp_path, longer={1: [evaluate], 5: [evaluate]})) == [0]
-
-
-def test_only_the_begin_of_a_recording_has_first_iterations(tmp_path):
-    save = op("aten::save", 0, 5000)
-    assert left_out(steps_of(tmp_path, longer={2: [save]})) == [0]
 
 
 def test_too_few_steps_do_not_tell_what_is_usual(tmp_path):

@@ -40,17 +40,3 @@ def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
         "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
         "train.py(12): forward. What it calls is compiled by itself."
     )
-
-
-def test_an_error_that_says_little_is_told_as_far_as_it_is_known(kept):
-    torch_compiler._keep_uncompiled(ValueError("no"), CODE)
-    assert said(uncompiled_frames=torch_compiler.uncompiled_frames()) == [
-        "train.py(9): forward was left uncompiled: no. What it calls is compiled by itself."
-    ]
-
-
-def test_many_functions_are_counted():
-    frames = [{"source": f"a.py({number}): f", "reason": "x", "at": None} for number in range(7)]
-    sentences = said(uncompiled_frames=frames)
-    assert (len(sentences), sentences[-1]) == (6, "2 further functions were left uncompiled.")
-    assert said() == []

@@ -1,8 +1,6 @@
 """Small models of every shape that layers must be told apart in, each with a function of its loss."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -11,8 +9,6 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-Setup = tuple[nn.Module, Callable[[], Any]]
 
 
 class MLP(nn.Module):

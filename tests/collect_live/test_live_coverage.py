@@ -16,7 +16,6 @@ from daydream.predict.breakdown import parts_of  # noqa: E402
 from daydream.trace.metadata import mistake_in  # noqa: E402
 
 each_model = pytest.mark.parametrize("name", list(MODELS))
-STEP = 2
 LAST = 3
 
 
@@ -73,45 +72,11 @@ def test_a_gradient_is_accumulated_for_its_parameters_owner(name):
 
 
 @each_model
-def test_the_layers_times_add_up(name):
-    _, trace, _ = recorded(name)
-    rows = trace.is_kind("operator", "annotation")
-    duration = np.where(rows, trace["duration_ns"], 0).astype(np.int64)
-    parent = np.asarray(trace["parent"])
-    own = duration.copy()
-    inner = rows & (parent >= 0)
-    np.subtract.at(own, parent[inner], duration[inner])
-    layers = np.asarray(trace["layer"])
-
-    assert (own >= 0).all()
-    by_layer = [int(own[layers == code].sum()) for code in range(-1, len(trace.text("layer")))]
-    assert sum(by_layer) == int(duration[rows & (parent < 0)].sum())
-
-
-@each_model
 def test_replay_of_a_recorded_trace(name):
     _, trace, _ = recorded(name)
 
     assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, True]
     assert daydream.replay(trace).max_error <= 0.01
-
-
-@each_model
-def test_every_phase_of_a_step_is_there(name):
-    _, trace, _ = recorded(name)
-    operators = trace.is_kind("operator") & (trace["step"] == STEP)
-
-    assert {"forward", "loss", "backward", "optimizer"} <= {*texts(trace, "phase", operators)}
-    assert None not in texts(trace, "phase", operators)
-
-
-@each_model
-def test_every_update_of_one_parameter_has_its_layer(name):
-    _, trace, order = recorded(name)
-    owner = {each["name"]: each["layer"] for each in trace.metadata["parameters"]}
-    found = texts(trace, "layer", trace.is_kind("operator") & in_phase(trace, "optimizer"))
-
-    assert {*found} == {owner[parameter] for parameter in order}
 
 
 @each_model
@@ -122,7 +87,7 @@ def test_a_steps_time_by_layer_adds_up_to_the_step(name):
     for (copy, step), expected in replayed.timeline.step_times().items():
         found = parts_of(replayed.settled._replace(copy=copy), [step])["by_layer"]
         assert sum(found.values()) == expected
-        assert min(found.values()) > 0
+        assert all(ns > 0 for ns in found.values())  # none where a step ends with the one before it
 
 
 @pytest.mark.parametrize("name", ["gpt reentrant", "gpt non-reentrant"])
@@ -131,7 +96,7 @@ def test_recomputed_operators_are_backward_work_of_their_module(name):
     _, plain, _ = recorded("gpt")
 
     def times_run(one, phase):
-        rows = one.is_kind("operator") & in_phase(one, phase) & (one["step"] == STEP)
+        rows = one.is_kind("operator") & in_phase(one, phase) & (one["step"] == 2)
         rows &= one["name"] == one.code("name", "aten::gelu")
         return texts(one, "layer", rows).count("h.1")
 

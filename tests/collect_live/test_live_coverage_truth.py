@@ -31,17 +31,12 @@ def one_by_one(name, groups=None, **settings):
 
 
 ONE_BY_ONE = {
-    "SGD": one_by_one("SGD"),
     "SGD with momentum": one_by_one("SGD", momentum=0.9, nesterov=True, weight_decay=0.1),
-    "SGD in groups": one_by_one("SGD", groups=decayed_groups, momentum=0.9),
     "AdamW in groups": one_by_one("AdamW", groups=decayed_groups),
     "Adam with decay": one_by_one("Adam", groups=decayed_groups, amsgrad=True),
     "RMSprop": one_by_one("RMSprop", momentum=0.9, centered=True),
     "NAdam": one_by_one("NAdam"),
-    "RAdam": one_by_one("RAdam"),
     "Adagrad": one_by_one("Adagrad"),
-    "Adadelta": one_by_one("Adadelta"),
-    "Adamax": one_by_one("Adamax"),
     "ASGD": one_by_one("ASGD"),
 }  # fmt: skip
 

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from daydream.graph.build import build  # noqa: E402
 from daydream.model.gradients import MIB, gradients_of  # noqa: E402
 
-SMALL = ["mlp", "resnet", "encoder", "gpt", "gpt non-reentrant", "lstm", "odd", "cross attention"]
-Bucket = list[tuple[str, int]]  # a gradient: where its parameter is, and bytes
+SMALL = ["mlp", "resnet", "gpt", "odd", "cross attention"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,13 +119,8 @@ def test_each_element_type_fills_buckets_of_its_own(tmp_path):
     assert all(sorted(step) == real for step in computed(trace, None))
 
 
-def _perceptron():
-    model = nn.Sequential(*(part for _ in range(9) for part in (nn.Linear(1100, 1100), nn.ReLU())))
-    return model, lambda: model(torch.randn(4, 1100)).pow(2).mean()
-
-
 def _convolutions():
-    wide = [64, 128, 256, 512, 512, 512, 512, 512, 512]
+    wide = [64, 128, 256, 512, 512, 512]
     layers = [
         layer
         for before, after in zip([3, *wide], wide, strict=False)
@@ -137,23 +131,12 @@ def _convolutions():
 
 
 def _gpt():
-    model = GPT(layers=12, width=256)
+    model = GPT(layers=9, width=256)
     return model, lambda: model(torch.randint(0, 64, (1, 8))).pow(2).mean()
 
 
-def _encoder():
-    layer = nn.TransformerEncoderLayer(320, 4, 1280, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 7, enable_nested_tensor=False)
-    return model, lambda: model(torch.randn(1, 8, 320)).pow(2).mean()
-
-
-def _lstm():
-    model = nn.LSTM(512, 512, 4, batch_first=True)
-    return model, lambda: model(torch.randn(2, 3, 512))[0].pow(2).mean()
-
-
 LARGE = {
-    "perceptron": _perceptron, "convolutions": _convolutions, "gpt": _gpt, "encoder": _encoder, "lstm": _lstm,
+    "convolutions": _convolutions, "gpt": _gpt,
 }  # fmt: skip
 
 
@@ -163,7 +146,7 @@ def test_buckets_of_models_beyond_the_default_size(name, tmp_path):
     setup = LARGE[name]()
     assert sum(parameter.nbytes for parameter in setup[0].parameters()) > 26 * MIB
     trace = record(train(*setup), tmp_path)
-    for cap_mb in (None, 25.0, 4.0, 1.0):
+    for cap_mb in (None, 4.0):
         real = reported(LARGE[name](), cap_mb)
         assert len(real) > 1
         assert all(step == real for step in computed(trace, cap_mb)), cap_mb

@@ -180,11 +180,11 @@ def test_updates_that_cannot_be_seen_leave_every_backward_pass_a_step(tmp_path):
     trace = record(loop, tmp_path)
 
     assert per_step(trace, "aten::linear") == [2, 2, 2, 2]
+    assert "backward" in trace.metadata["step_source"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path, accumulated):
+def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path):
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.Adam(model.parameters())
     update = torch.compile(optimizer.step, backend="eager")
@@ -192,7 +192,7 @@ def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path, accumul
 
     def loop():
         loss().backward()
-        if next(numbers) % accumulated == 0:
+        if next(numbers) % 3 == 0:
             update()
             optimizer.zero_grad()
 
@@ -200,15 +200,13 @@ def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path, accumul
         warnings.simplefilter("ignore")  # torch's own, of what it does not trace
         trace = record(loop, tmp_path, iterations=60)
 
-    assert per_step(trace, "aten::linear") == [2 * accumulated] * 4
+    assert per_step(trace, "aten::linear") == [6, 6, 6, 6]
     assert "no torch.optim optimizer was seen" in trace.metadata["step_source"]
 
 
-@pytest.mark.parametrize("kind", ["LBFGS", "Adam"])
-def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path, kind):
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path):
     model, loss = MODELS["mlp"]()
-    settings = {"max_iter": 2} if kind == "LBFGS" else {}
-    optimizer = getattr(torch.optim, kind)(model.parameters(), **settings)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
     def closure():
         optimizer.zero_grad()
@@ -228,22 +226,6 @@ def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path, kind
     assert not ((trace["sequence"] >= 0) & (trace["forward_thread"] > 0) & updates).any()
     assert nodes.any()
     assert None not in trace.values("layer", np.flatnonzero(nodes & (trace["step"] == 2)))
-
-
-def test_without_an_optimizer_backward_passes_make_the_steps(tmp_path):
-    model, loss = MODELS["mlp"]()
-
-    def loop():
-        loss().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad, alpha=0.1)
-                parameter.grad = None
-
-    trace = record(loop, tmp_path)
-
-    assert per_step(trace, "aten::linear") == [2, 2, 2, 2]
-    assert "backward" in trace.metadata["step_source"]
 
 
 def test_an_optimizer_that_steps_late_is_waited_for(tmp_path):
@@ -344,7 +326,7 @@ def test_a_recording_ends_with_the_step_in_which_it_becomes_too_large(
     assert note.endswith(f"of 1000 could be measured before {said}, the most that one recording holds.")
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 2])
+@pytest.mark.parametrize("iterations", [0, 2])
 def test_too_few_steps_are_an_error_that_says_how_many_are_needed(tmp_path, iterations):
     with pytest.raises(DaydreamError, match="no training step" if not iterations else "2 to warm up"):
         record(train(*MODELS["mlp"]()), tmp_path, iterations=iterations)
@@ -494,24 +476,3 @@ def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path):
     assert "h.0.attn.qkv" in trace.text("layer")
     backward = np.flatnonzero(trace.is_kind("operator") & (trace["phase"] == trace.code("phase", "backward")))
     assert None not in trace.values("layer", backward)  # the reducer's own copies included
-
-
-@pytest.mark.slow
-def test_a_compiled_model_stays_one_graph(tmp_path):
-    import torch._dynamo.testing
-
-    model = MLP()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(model, backend=counter)
-
-    def compiled_loss():
-        return F.cross_entropy(compiled(torch.randn(8, 16)), torch.randint(0, 4, (8,)))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of global hooks
-        trace = record(train(model, compiled_loss), tmp_path, warmup=0)
-
-    assert counter.frame_count <= 2  # once before the hooks are on, perhaps once after
-    assert None not in trace.values(
-        "layer", np.flatnonzero(trace["name"] == trace.code("name", "aten::linear"))
-    )

@@ -27,20 +27,6 @@ def test_it_comes_behind_the_work():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_inside_another_leaves_it_to_the_outer_one():
-    done = []
-
-    def work():
-        with held_interruptions():
-            with held_interruptions():
-                ctrl_c()
-            done.append("outer")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert done == ["outer"]
-
-
 def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch):
     done = []
 

@@ -48,16 +48,6 @@ def test_before_the_first_step_only_compiling_tells_that_it_runs():
     assert watched.after(40) == ["step 1 has taken 80 s"]
 
 
-def test_nothing_is_said_before_torch_is_there():
-    assert Watched().after(100) == []
-
-
-def test_a_captured_step_is_told_as_one():
-    watched = Watched()
-    watched.steps.heard("capturing: step 1 of 3")
-    assert watched.after(10) == ["the step that is captured has taken 10 s"]
-
-
 def test_torch_itself_says_when_it_compiles(folder):
     pytest.importorskip("torch", reason="compiles with torch")
     folder.script(

@@ -6,7 +6,6 @@ from machine.programs import PROGRAMS
 from view_text import view_text
 
 import daydream
-from daydream import GraphError
 from daydream.predict.breakdown import Behind
 from daydream.report.views.explanation import beside, sentence, verdict
 from daydream.simulate.critical_path import PathCause
@@ -219,16 +218,6 @@ def test_a_long_pause_is_told_with_what_its_absence_would_save():
     assert "see what this thread does there" in " ".join(view_text(explanation).split())
 
 
-def test_the_line_of_code_that_makes_a_change_stands_beside_it():
-    explanation = daydream.explain(repeated(blocking_copy, 100))
-    best = found(explanation, "blocking copies from the device").best
-
-    assert best.code == "losses.append(loss.detach())  # .item() when the loop is over"
-    assert " ".join(f"in code: {best.code}".split()) in " ".join(view_text(explanation).split())
-    told = next(each for each in explanation.to_json()["avoidable"] if each["sort"].startswith("blocking"))
-    assert told["code"] == told["whatifs"][0]["code"] == best.code
-
-
 def test_work_between_batches_is_told_where_the_program_is_known():
     line = "prepare.py(12): prepare"
 
@@ -277,11 +266,6 @@ def test_a_change_is_explained_on_top_of_itself():
     )
     assert wait.best.optimization == "scale+remove-sync"
     assert wait.saving_ns == 70_000 - both.predicted_ns
-
-
-def test_options_without_a_what_if_are_refused():
-    with pytest.raises(GraphError, match="belong to a what-if"):
-        daydream.explain(repeated(two_streams, 100), factor=0.5)
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

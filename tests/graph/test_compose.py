@@ -56,13 +56,6 @@ def test_stages_decide_the_order_then_names():
     assert [each.name for each in in_order(same)] == ["add", "halve"]
 
 
-def test_without_a_stage_the_order_given_counts():
-    assert result(describe(add), describe(halve)) == 51
-    assert result(describe(halve), describe(add)) == 51 - 1 + 1
-    assert result(describe(halve), describe(add), times=7) == 57
-    assert result(replace(describe(add), stage=stages.HARDWARE), describe(halve)) == 51
-
-
 def test_each_that_ships_has_a_stage_a_summary_and_options_of_plain_types():
     for name in names():
         optimization = find(name)

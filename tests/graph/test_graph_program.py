@@ -66,26 +66,6 @@ def test_a_full_queue_blocks_the_launch_whatever_was_inserted_or_removed():
     assert [times[f"launch {x}"] for x in "ac"] == [0, 24]
 
 
-def test_a_queue_of_two_lets_one_launch_more_ahead():
-    graph = launched("a 20, b 20, c 20, d 20", spacing=0)
-    graph.queue_depth[graph.lane_id("stream 7")] = 2
-    times = starts(graph)
-
-    #  launch c waits for the end of a (24), launch d for the end of b (44)
-    assert [times[f"launch {x}"] for x in "abcd"] == [0, 6, 24, 44]
-
-
-def test_a_graph_launch_takes_one_place_in_the_queue():
-    #  one call launches a and a2; a queue of one
-    graph = launched("a 20, b 20", spacing=0)
-    put(graph, "a2", "stream 7", 5, after=[named(graph, "a")])
-    graph.columns["launch"][graph.select(name="a2").ids] = graph.select(name="launch a").ids
-    graph.queue_depth[graph.lane_id("stream 7")] = 1
-
-    times = starts(graph)
-    assert (times["launch a"], times["a2"], times["launch b"]) == (0, 24, 29)
-
-
 def test_work_inserted_into_a_graph_launch_does_not_hold_back_that_launch():
     #  one call launches a and a2, x comes between them; a queue of one
     graph = launched("a 20, b 20", spacing=0)
@@ -133,14 +113,6 @@ def test_the_order_between_streams_outlives_its_calls(call):
     assert starts(graph)["c"] == 4 + 50 + 3
 
 
-def test_work_inserted_behind_the_wait_waits_too():
-    graph = waiting_streams()
-    put(graph, "x", "stream 8", 1, launch_after=graph.select(name="wait"))
-
-    times = starts(graph)
-    assert (times["x"], times["c"]) == (4 + 50 + 3, 4 + 50 + 3 + 1)
-
-
 # -- a window that is repeated -----------------------------------------------------------------------
 
 
@@ -155,16 +127,6 @@ def test_copies_of_a_window_follow_each_other_and_the_gap_that_led_in_leads_on()
     assert timeline.column("name").tolist() == ["a", "b", "c", "b", "c"]
     assert timeline.copy.tolist() == [0, 0, 0, 1, 1]
     assert timeline.start_ns.tolist() == [0, 8, 14, 14 + 5 + 3, 28]
-
-
-def test_what_comes_behind_the_window_is_left_out_when_it_is_repeated():
-    graph = thread("a 5, b 5, c 5")
-    order = graph.columns["order"]
-    window = (int(order[1]), int(order[2]))
-
-    timeline = simulate(graph, copies=3, window=window)
-    assert timeline.column("name").tolist() == ["a", "b", "b", "b"]
-    assert timeline.makespan_ns == 4 * 5
 
 
 def test_a_full_queue_reaches_from_one_copy_into_the_next():

@@ -53,21 +53,6 @@ def test_durations_and_columns_are_one_or_one_for_each():
     assert graph.select(name="^[ab]$").bytes.tolist() == [-1, -1]
 
 
-def test_without_a_launch_nothing_is_added_to_the_thread():
-    graph = launched("a 20, b 20")
-    graph.insert_after(kernels(graph), "q", duration_ns=5, launched=False)
-
-    assert lane(graph, "thread 1") == "begin, launch a, launch b"
-    assert starts(graph)["b"] == 4 + 20 + 1 + 5
-
-
-def test_device_work_starts_up_as_the_trace_does_unless_told():
-    graph = launched("a 20, b 20")
-    graph.facts.startup_ns = 2
-    assert graph.insert_after(kernels(graph), "q", duration_ns=5).gap_ns.tolist() == [2, 2]
-    assert graph.insert_after(kernels(graph).head(1), "r", duration_ns=5, gap_ns=0).gap_ns.tolist() == [0]
-
-
 def test_on_another_lane_it_follows_its_neighbour_and_delays_nothing():
     #  thread 1  |launch a 6|launch 6|launch b 6|launch 6|
     #  stream 7     +4 |a 20         |1|b 20          |
@@ -82,15 +67,6 @@ def test_on_another_lane_it_follows_its_neighbour_and_delays_nothing():
     assert [each.on_device for each in graph.lanes] == [False, True, True]
 
 
-def test_on_another_lane_what_waits_for_it_is_named():
-    graph = launched("a 20, b 20")
-    graph.insert_after(
-        kernels(graph).head(1), "off", kind="memcpy", lane="copies", duration_ns=50,
-        before=named(graph, "b"),
-    )  # fmt: skip
-    assert starts(graph)["b"] == 24 + 50
-
-
 def test_work_before_a_task_on_another_lane_holds_it():
     #  copies    launched at 6, starts at 10 |fetch 50|   then b
     graph = launched("a 20, b 20")
@@ -100,17 +76,6 @@ def test_work_before_a_task_on_another_lane_holds_it():
     assert lane(graph, "thread 1") == "begin, launch a, launch, launch b"
     assert starts(graph)["fetch"] == 6 + 4
     assert starts(graph)["b"] == 6 + 4 + 50
-
-
-def test_before_and_after_can_be_one_for_each():
-    graph = launched("a 20, b 20, c 20")
-    first, rest = kernels(graph).head(2), kernels(graph) - kernels(graph).head(1)
-    graph.insert_before(
-        rest, "fetch", kind="memcpy", lane="copies", duration_ns=7, after=first, launched=False
-    )
-
-    timeline = simulate(graph)
-    assert timeline.start_ns[timeline.column("name") == "fetch"].tolist() == [24, 24 + 7 + 20]
 
 
 def test_beside_cpu_tasks_come_cpu_tasks_or_launched_work():

@@ -27,15 +27,6 @@ def test_groups_come_in_the_order_of_their_first_tasks():
     assert groups.where(lambda each: each.total("duration_ns") < 20).total("duration_ns").tolist() == [10]
 
 
-def test_several_columns_make_a_pair():
-    graph = launched("a 20, b 10, c 5, d 1")
-    kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
-    groups = kernels(graph).group_by("step", "layer")
-
-    assert groups.keys == [(0, "up"), (0, "down"), (1, "up")]
-    assert groups.sizes.tolist() == [1, 1, 1]
-
-
 def test_grouping_nothing_is_no_group():
     graph = thread("a 5")
     assert len(kernels(graph).group_by("step")) == 0
@@ -88,15 +79,6 @@ def test_one_call_launches_the_work_of_a_group():
     assert names(calls) == "cudaGraphLaunch"
     assert starts(graph) == at("begin 0, cudaGraphLaunch 0, a 4, b 8, c 12")
     assert graph.lint() == []
-
-
-def test_a_sync_between_the_launches_waits_for_the_whole_graph():
-    graph = launched("a 3, b 3")
-    sync = put(graph, "sync", "thread 1", 1, after=[graph.select(name="launch a")])
-    graph.syncs.add(task=sync.ids, lane=-1, point=sync.ids, latency_ns=0)
-    assert starts(graph)["sync"] == 4 + 3
-    kernels(graph).group_by("kind").share_launch()
-    assert starts(graph)["sync"] == 4 + 3 + 1 + 3
 
 
 # -- split -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from machine.programs import PROGRAMS
 from small_graphs import kernels, named, names
-from small_traces import call, kernel, launched, note, op, row, starts, trace
+from small_traces import kernel, launched, op, starts, trace
 
 import daydream
 from daydream import build, simulate
@@ -25,13 +25,6 @@ def test_time_belongs_to_the_innermost_operator():
 
     assert pieces(graph) == [("outer", 2, 0), ("inner", 3, 0), ("outer", 1, 4), ("next", 5, 0)]
     assert simulate(graph).makespan_ns == 15_000
-
-
-def test_removing_an_operator_removes_its_own_time_and_no_other():
-    graph = build(trace(op("outer", 0, 6), op("inner", 2, 5), op("next", 10, 15)))
-    graph.select(name="inner").remove()
-
-    assert simulate(graph).makespan_ns == 15_000 - 3_000
 
 
 def late_thread():
@@ -69,38 +62,6 @@ def test_an_answer_about_a_sole_step_does_not_depend_on_when_it_was_recorded():
     assert answers == [50_000, 50_000]
 
 
-def test_step_markers_and_module_frames_take_no_time():
-    graph = build(
-        trace(
-            note("ProfilerStep#3", 0, 20), row("module", "nn.Module: fc", 1, 9, pid=100, tid=1), op("a", 2, 5)
-        )
-    )
-
-    assert pieces(graph) == [("a", 3, 0)]
-
-
-def test_a_call_without_duration_is_a_task_of_none():
-    graph = build(trace(op("a", 0, 6), call("cudaEventQuery", 2, 2)))
-
-    assert pieces(graph) == [("a", 2, 0), ("cudaEventQuery", 0, 0), ("a", 4, 0)]
-
-
-def test_rows_that_follow_without_a_gap_keep_their_order():
-    graph = build(trace(op("a", 0, 2), op("b", 2, 4), op("c", 4, 6)))
-
-    assert pieces(graph) == [("a", 2, 0), ("b", 2, 0), ("c", 2, 0)]
-
-
-def test_threads_and_ranks_have_lanes_of_their_own():
-    graph = build(trace(op("a", 0, 2, rank=0), op("b", 0, 2, rank=1), op("c", 0, 2, tid=-5, rank=1)))
-
-    assert sorted(lane.name for lane in graph.lanes) == [
-        "rank 0 thread 1",
-        "rank 1 thread -5",
-        "rank 1 thread 1",
-    ]
-
-
 # -- streams ---------------------------------------------------------------------------------------
 
 
@@ -113,14 +74,6 @@ def test_a_stream_runs_in_the_order_of_the_launches():
     assert names(graph.select(lane="stream 7")) == "a, b"
     assert names(graph.select(lane="stream 8")) == "c"
     assert kernels(graph).launches().name.tolist() == ["cudaLaunchKernel"] * 3
-
-
-def test_several_devices_and_ranks_are_told_apart():
-    graph = build(trace(kernel("a", 0, 1, device=0), kernel("b", 0, 1, device=1)))
-    assert [lane.name for lane in graph.lanes] == ["device 0 stream 7", "device 1 stream 7"]
-
-    graph = build(trace(kernel("a", 0, 1, rank=0), kernel("b", 0, 1, rank=1)))
-    assert [lane.name for lane in graph.lanes] == ["rank 0 stream 7", "rank 1 stream 7"]
 
 
 def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():

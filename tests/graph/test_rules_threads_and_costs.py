@@ -2,7 +2,7 @@
 
 import pytest
 from rule_traces import backward_trace, latency_trace
-from small_graphs import kernels, named
+from small_graphs import named
 from small_traces import call, launched, op, starts, total, trace
 
 from daydream import GraphError, build, simulate
@@ -35,19 +35,6 @@ def test_the_woken_thread_waits_for_the_caller():
     assert total(graph) == 150 + 20 + 20
 
 
-def test_work_that_begins_just_after_the_caller_went_on_was_not_waited_for():
-    graph = build(backward_trace(2, op("hook", 101, 101.5, tid=2)))
-
-    assert (starts(graph)["hook"], total(graph)) == (101, 150)
-
-
-def test_a_gap_of_the_caller_keeps_what_the_worker_does_not_fill():
-    graph = build(backward_trace())
-    graph.select(lane="thread 2").scale(0, gaps=True)
-
-    assert starts(graph)["step"] == 10 + 2 + 2
-
-
 # Of nine calls in a public recording of a GPU: until the called thread's first call, in us.
 UNTIL_CALLED = (340, 240, 270, 230, 240, 230, 260, 240, 270)
 
@@ -76,11 +63,6 @@ def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():
         "thread 1": False, "thread 9": True, "stream 7": False}  # fmt: skip
 
 
-def test_the_busiest_thread_is_never_background():
-    graph = build(trace(op("a", 0, 50), op("b", 0, 90, tid=2)))
-    assert {lane.name: lane.background for lane in graph.lanes} == {"thread 1": True, "thread 2": False}
-
-
 # -- latencies ---------------------------------------------------------------------------------------
 
 
@@ -94,14 +76,6 @@ def test_each_task_keeps_the_latency_it_was_recorded_with():
     assert (first.gap_ns / 1000).tolist() == [2] * 4
     timeline = simulate(graph)
     assert (timeline.start_ns == graph.measured_start_ns[timeline.task]).all()
-
-
-def test_without_that_rule_each_task_has_the_typical_latency():
-    graph = build(latency_trace(), without=["latencies"])
-
-    assert (kernels(graph).latency_ns / 1000).tolist() == [8.5] * 8
-    timeline = simulate(graph)
-    assert (timeline.start_ns != graph.measured_start_ns[timeline.task]).any()
 
 
 def test_a_start_that_no_cause_explains_is_counted_and_kept():

@@ -43,12 +43,6 @@ def test_calls_of_one_name_have_their_identifiers_in_turn():
     ]
 
 
-def test_calls_that_are_no_whole_rounds_stay_without():
-    trace = kernels(["fused_a", "fused_a", "fused_a", "other"])
-    with pytest.raises(HandleError, match="no row joins"):
-        trace.attach_handles(MAP)
-
-
 def test_by_order_every_row_has_its_place():
     trace = kernels(["x", "y", "x", "y"]).attach_handles(MAP, "order")
     assert trace["handle"].tolist() == [0, 1, 0, 1]
@@ -116,7 +110,3 @@ def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():
     assert joined.handles["1/7"] == other[7]
     assert joined.handles.rule == "equal"  # of "bytes" and "equal"
     assert joined.values("layer") == ["blocks.1", "head", "head", "tail"]
-
-
-def test_ranks_without_maps_have_none():
-    assert ranks(None, None).handles is None

@@ -33,21 +33,11 @@ def test_a_fused_kernel_is_one_part_for_each_owner():
     assert tasks.measured_start_ns.tolist() == [100, 240, 280]
 
 
-def test_parts_replay_as_the_whole():
-    assert simulate(build(compiled())).makespan_ns == 100 + 200
-
-
 def test_scaling_a_layer_changes_its_share_alone():
     graph = build(compiled())
     graph.select(layer="blocks.1.fc2").scale(0.5)  # 30 % of 200 ns
     assert graph.select(name="fused").duration_ns.tolist() == [140, 20, 10]
     assert simulate(graph).makespan_ns == 100 + 200 - 30
-
-
-def test_removing_a_layer_leaves_the_others_part():
-    graph = build(compiled())
-    graph.select(layer="blocks.1.fc2").remove()
-    assert graph.select(name="fused").duration_ns.tolist() == [140]
 
 
 def test_an_identifier_selects_all_parts():

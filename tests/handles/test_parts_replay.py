@@ -68,9 +68,3 @@ def test_parts_of_a_kernel_are_one_kernel_and_not_fused_again(example):
     assert daydream.whatif(whole, "compile").predicted_ns is not None
     with pytest.raises(daydream.NotApplicableError, match="compiled kernels already"):
         daydream.whatif(parted, "compile")
-
-
-def test_a_part_is_as_small_as_its_kernel(example):
-    whole, parted = daydream.explain(example), daydream.explain(fused(daydream.load(example)))
-    shares = [each.share("small kernels") for each in (whole, parted)]
-    assert shares[0] == pytest.approx(shares[1], abs=0.01)

@@ -211,13 +211,3 @@ def test_several_threads_have_their_own_places():
         wanted = net(X)
         assert len(result) == 20
         assert all(each.equal(wanted) for each in result)
-
-
-def test_micro_batches_have_one_set_of_ids():
-    net = model()
-    seen = []
-    with apply(tool(lambda op: seen.append(op["op_id"]))):
-        for _ in range(3):
-            net(X).sum().backward()
-    assert len(seen) == len(set(seen))
-    assert not [each for each in seen if each.startswith("forward/0.act") and not each.endswith("/0")]

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream import Graph, simulate
-from daydream.graph.calls import Coverage, sharing
+from daydream.graph.calls import Coverage
 from daydream.graph.tables import Lane
-from daydream.simulate import contention
 from daydream.simulate.contention import Contention, _Slow
 
 KERNEL, COLLECTIVE = 1, 4
@@ -142,28 +141,6 @@ def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
     assert alone["part"] == (0, 150)  # the first 100 at half speed
 
 
-def test_coverage_is_the_time_that_any_interval_covers():
-    covered = Coverage(np.array([10, 0, 12, 30, 50]), np.array([20, 5, 15, 40, 50]))
-    assert covered.start_ns.tolist() == [0, 10, 30]
-    assert covered.end_ns.tolist() == [5, 20, 40]
-    at = np.array([-5, 0, 3, 5, 10, 14, 25, 35, 100])
-    assert covered.until(at).tolist() == [0, 0, 3, 5, 5, 9, 15, 20, 25]
-    nothing = Coverage(np.array([], np.int64), np.array([], np.int64))
-    assert nothing.within(at, at + 5).tolist() == [0] * len(at)
-
-
-def test_lanes_of_no_device_carry_the_transfers_of_all():
-    lanes = [
-        Lane("a", device=0, on_device=True), Lane("b", device=1, on_device=True),
-        Lane("link", on_device=True), Lane("pool", device=-1, on_device=True, host=True), Lane("thread"),
-    ]  # fmt: skip
-    (first, one), (second, other) = sharing(lanes)
-    assert np.flatnonzero(one).tolist() == [0, 2]
-    assert np.flatnonzero(other).tolist() == [1, 2]
-    assert first.nonzero()[0].tolist() == [0, 2]
-    assert second.nonzero()[0].tolist() == [1]
-
-
 # laws -------------------------------------------------------------------------------------------
 
 
@@ -246,20 +223,3 @@ def test_what_goes_to_and_fro_settles_between(monkeypatch):
 
     assert timeline.overlaps_settled
     assert abs(int(timeline.end_ns[0]) - 2_000) <= 1
-
-
-def test_what_the_baseline_overlaps_is_simulated_once(monkeypatch):
-    before = beside(100, 50)
-    graph = before.copy()
-    graph.select(name="transfer").scale(2)
-    ran = []
-    monkeypatch.setattr(contention, "run", lambda plan, run=contention.run: ran.append(plan) or run(plan))
-    made = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
-    del ran[:]
-    again = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
-    assert again[0].end_ns.tolist() == made[0].end_ns.tolist()
-    assert again[1] == made[1] - 1
-    before.select(name="kernel").scale(2)  # other times: what it overlaps is simulated again
-    del ran[:]
-    simulate(graph, contention=Contention(before, 2.0))
-    assert len(ran) == made[1]
