@@ -55,12 +55,12 @@ def straight_through(change):
     return Function.apply
 
 
-def with_weights(change):
-    """Return the model whose linear layers change their weights, as a person would write it by hand."""
+def with_weights(change, of_input=lambda x: x):
+    """Return the model whose linear layers change weights and inputs, as a person would write it by hand."""
 
     class Linear(nn.Linear):
         def forward(self, x):
-            return F.linear(x, change(self.weight), self.bias)
+            return F.linear(of_input(x), change(self.weight), self.bias)
 
     made = model()
     for each in made.modules():

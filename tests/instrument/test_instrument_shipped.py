@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
-from small_training import model, train  # noqa: E402
+from small_training import model, straight_through, train, with_activation, with_weights  # noqa: E402
 from torch import nn  # noqa: E402
 
 from daydream.instrument import InstrumentError, apply, tools  # noqa: E402
@@ -76,6 +76,13 @@ def test_pruning_is_a_masked_model(sparsity, dynamic):
     assert got == train(by_hand, 1) != PLAIN[:1]
 
 
+def test_quantization_in_training_is_straight_through():
+    rounded = straight_through(lambda x: tools.rounded(x, 4))
+    with apply(tools.FakeQuantization(4)):
+        got = train(model())
+    assert got == train(with_weights(rounded, rounded)) != PLAIN
+
+
 def test_quantization_after_training_keeps_the_scale_of_the_first_call():
     net = linear([[127.0]])
     with apply(tools.FakeQuantization(8, training=False)), torch.no_grad():
@@ -93,6 +100,26 @@ def test_statistics_of_activations():
     first = found.values["forward//aten::relu/0"]
     assert first == {"calls": 1, "mean": 2.0, "max_abs": 4.0, "finite": True}
     assert sum(each["calls"] for each in found.values.values()) == 3
+
+
+def test_rematerialization_computes_again_and_changes_no_number():
+    again = tools.Rematerialization("gelu")
+    with apply(again):
+        assert train(model()) == PLAIN
+    assert again.recomputed == 2 * 2 * 4  # blocks, forward and again, steps
+
+
+def test_replacing_an_activation_and_a_norm():
+    with apply(tools.Replacing("gelu", torch.relu)):
+        assert train(model()) == train(with_activation(nn.ReLU)) != PLAIN
+    with apply(tools.Replacing("layer_norm", lambda x, weight: F.rms_norm(x, (8,), weight), inputs=(0, 2))):
+        got = train(model())
+    by_hand = model()
+    for block in by_hand[:2]:
+        weight = block.norm.weight
+        block.norm = nn.RMSNorm(8, eps=None)
+        block.norm.weight = weight
+    assert got == train(by_hand) != PLAIN
 
 
 def test_the_effective_path_of_two_layers():
