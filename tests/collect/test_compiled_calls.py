@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order, plain_name
+from daydream.collect.live import torch_compiler
 from daydream.collect.live.torch_compiler import describe, graph_of
+from daydream.model.graph_breaks import uncompiled_sentences
 from daydream.trace.handle_map import Handle
 from daydream.trace.trace import Trace
 
@@ -137,3 +140,38 @@ def test_views_are_no_work_and_a_copy_back_belongs_to_what_it_copies():
     running, made = node("primals_1", ""), node("aten.add.Tensor", "norm")
     assert describe(node("aten.copy_.default", "", running, made)) == ["aten::copy_", "norm", "", 24]
     assert describe(node("aten.copy_.default", "", running)) == ["aten::copy_", "", "", 16]
+
+
+CODE = SimpleNamespace(co_filename="/somewhere/train.py", co_firstlineno=9, co_name="forward")
+FRAME = SimpleNamespace(
+    filename="/somewhere/train.py", lineno=12, name="torch_dynamo_resume_in_forward_at_11"
+)
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    found = {}
+    monkeypatch.setattr(torch_compiler, "_uncompiled", found)
+    return found
+
+
+def said(**metadata):
+    return uncompiled_sentences(SimpleNamespace(metadata=metadata))
+
+
+def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
+    error = SimpleNamespace(msg="Failed to trace\nmore", gb_type="graph break in loop", real_stack=[FRAME])
+    for _ in range(2):
+        torch_compiler._keep_uncompiled(error, CODE)
+    assert torch_compiler.uncompiled_frames() == [
+        {
+            "source": "train.py(9): forward",
+            "reason": "graph break in loop (Failed to trace)",
+            "at": "train.py(12): forward",
+        }
+    ]
+    (sentence,) = said(uncompiled_frames=torch_compiler.uncompiled_frames())
+    assert sentence == (
+        "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
+        "train.py(12): forward. What it calls is compiled by itself."
+    )

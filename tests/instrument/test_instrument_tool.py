@@ -1,5 +1,10 @@
 """What a tool may be, in which order tools run, and what is said of a mistake."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -115,3 +120,17 @@ def test_the_node_of_a_callback_has_its_gradients():
     with apply(both):
         train(model(), 1)
     assert seen == {"in": [(4, 16)], "inner": [(4, 16)], "out": [(4, 16)]}
+
+
+CODE = """
+import sys
+import daydream
+assert "daydream.instrument" not in sys.modules
+assert daydream.instrument.Tool.__module__ == "daydream.instrument.tool"
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_front_page_knows_the_tools() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
