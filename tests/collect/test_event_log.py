@@ -37,21 +37,6 @@ MAP = DebugHandleMap({
 })  # fmt: skip
 
 
-def test_begin_and_end_give_the_trace_of_times_logged_afterwards():
-    #  step 0 1000..1070  |mlp 1010..1060  |head 1020..1030|  |head 1040..1050|  |
-    one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
-    with one.step(), one.event("mlp"):
-        for _ in range(2):
-            with one.event("head"):
-                pass
-    other.record("head", 1_040, 1_050)
-    other.record_step(1_000, 1_070)
-    other.record("head", 1_020, 1_030)
-    other.record("mlp", 1_010, 1_060)
-    assert same(one.to_trace(MAP), other.to_trace(MAP))
-    assert one.to_trace(MAP).values("start_ns") == [0, 10, 20, 40]
-
-
 def test_an_event_is_logged_that_ends_with_an_error():
     log = daydream.EventLog(clock=ticking())
     with pytest.raises(ZeroDivisionError), log.event(0):

@@ -1,7 +1,6 @@
 """Reading Kineto JSON: formats since 2021, odd values, and nothing that is not asked for."""
 
 import json
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -24,25 +23,7 @@ def columns_of(trace):
 # Formats
 
 
-def test_object_list_gzip_and_pretty_printing_give_the_same_trace(tmp_path):
-    events = training()
-    forms = {
-        "object.json": document(events),
-        "list.json": events,
-        "packed.json.gz": document(events),
-        "pretty.json": json.dumps(document(events), indent=2),
-        "one_line.json": json.dumps(document(events), separators=(",", ":")),
-        "events_first.json": {"traceEvents": events, **document([])} | {"traceEvents": events},
-        "no_suffix": document(events),
-        "marked.json": b"\xef\xbb\xbf" + json.dumps(document(events)).encode(),
-    }
-    traces = {name: import_trace([write(tmp_path / name, content)]) for name, content in forms.items()}
-    expected = columns_of(traces["object.json"])
-    for name, trace in traces.items():
-        assert columns_of(trace) == expected, name
-
-
-@pytest.mark.parametrize("block_bytes", [64, 500, 4096, 1 << 20])
+@pytest.mark.parametrize("block_bytes", [64, 4096])
 @pytest.mark.parametrize("form", ["one line", "pretty", "list", "header last", "packed"])
 def test_the_size_of_a_block_changes_nothing(tmp_path, block_bytes, form):
     events = training(5)
@@ -110,16 +91,6 @@ def test_categories_ids_and_threads_of_2021(tmp_path):
     assert trace.values("stream") == [None, None, None, 7, 7]
     assert trace.values("op")[2:4] == ["aten::relu", "aten::relu"]
     assert trace.metadata["steps"][0]["name"] == "ProfilerStep#16"
-
-
-def test_float_microseconds_become_exact_nanoseconds(tmp_path):
-    starts = [4458676522690.655, 4458676522690.656, 4458676522691.001, 6869181218001.421, 6869181218001.422]
-    events = [op(f"op {index}", start, 0.001) for index, start in enumerate(starts)]
-    for index, group in enumerate((slice(0, 3), slice(3, 5))):
-        trace = import_trace([write(tmp_path / f"{index}.json", document(events[group]))])
-        written = [int(Decimal(repr(start)) * 1000) for start in starts[group]]
-        assert trace.values("start_ns") == [start - written[0] for start in written]
-        assert trace.values("duration_ns") == [1] * len(events[group])
 
 
 def test_times_too_large_for_a_float_keep_their_digits(tmp_path):

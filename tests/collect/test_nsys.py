@@ -606,17 +606,3 @@ def test_rows_that_hold_no_event_are_left_out_and_counted(tmp_path, more):
     assert (
         "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
     )
-
-
-def test_each_process_keeps_its_own(tmp_path):
-    other = PID + 1
-    trace = imported(
-        tmp_path,
-        allocation(1005, 512),
-        allocation(1006, 1024, pid=other, deviceId=1),
-        RUNTIME=[call(1000, 1010, 5, LAUNCH), call(1000, 1010, 5, LAUNCH, pid=other)],
-        KERNEL=[kernel(1015, 1100, 5), kernel(1015, 1100, 5, pid=other, deviceId=1)],
-    )
-
-    assert trace.memory["rank"].tolist() == [0, 1]
-    assert trace.memory["bytes"].tolist() == [512, 1024]

@@ -147,42 +147,6 @@ def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
     assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
 
 
-def of_threads(*threads):
-    """Return launches of several threads: (tid, works, when they are launched)."""
-    rows = sorted(
-        (time, work, tid) for tid, works, times in threads for work, time in zip(works, times, strict=True)
-    )
-    recording = launches([work for _, work, _ in rows])
-    count = len(rows)
-    recording.columns["start_ns"] = np.tile([time for time, _, _ in rows], 2)
-    recording.columns["pid"] = np.full(2 * count, 1)
-    recording.columns["tid"] = np.repeat([[tid for _, _, tid in rows], np.full(count, -1)], 1, axis=0).ravel()
-    return recording
-
-
-def test_threads_that_hand_over_to_each_other_are_one_sequence():
-    #  main 0 1 2 . . 5 and autograd 3 4 in between: the iteration ends with the main thread's last launch
-    main = [1000 * turn + place for turn in range(5) for place in (0, 100, 200, 700)]
-    other = [1000 * turn + place for turn in range(5) for place in (400, 500)]
-    recording = of_threads((1, [0, 1, 2, 5] * 5, main), (2, [3, 4] * 5, other))
-
-    assert find_steps_by_period(recording)[1:] == [
-        (1000 * turn - 300 + CALL, 1000 * turn + 700 + CALL) for turn in range(1, 5)
-    ]
-
-
-def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
-    #  each iteration: a kernel, then a graph launch with two nodes, or three
-    recording = launches([0, 1] * 5, optimizer=0)
-    graphs = np.array([1, 3, 5, 7, 9, 1, 5])
-    nodes = {"start_ns": recording["start_ns"][graphs] + 30, "correlation": graphs}
-    for name, values in {"kind": 1, "name": 1, "duration_ns": 9, **nodes}.items():
-        more = np.broadcast_to(values, len(graphs))
-        recording.columns[name] = np.append(recording.columns[name], more)
-
-    assert first_launches(recording, find_steps_by_period(recording), 10) == every(2, 0, 5)
-
-
 def test_without_a_device_the_outermost_operators_tell_the_iterations():
     #  forward 0, linear 1 with addmm 2 in it, backward 3
     recording = launches([0, 1, 3] * 4)

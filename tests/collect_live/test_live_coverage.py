@@ -28,38 +28,6 @@ def in_phase(trace, *phases):
 
 
 @each_model
-def test_every_forward_operator_in_a_module_has_its_path(name):
-    model, trace, _ = recorded(name)
-    start = trace["start_ns"].astype(np.int64)
-    end = start + trace["duration_ns"]
-    modules = np.flatnonzero(trace.is_kind("module"))
-    forward = np.flatnonzero(trace.is_kind("operator") & in_phase(trace, "forward", "loss"))
-
-    checked = 0
-    for row in forward.tolist():
-        here = modules[trace["tid"][modules] == trace["tid"][row]]
-        around = here[(start[here] <= start[row]) & (end[row] <= end[here])]
-        if len(around):
-            innermost = around[np.argmin(end[around] - start[around])]
-            assert trace.values("layer", [row]) == trace.values("name", [innermost])
-            checked += 1
-    assert checked > 0
-    known = {path or type(model).__name__ for path, _ in model.named_modules()}
-    assert {*texts(trace, "layer", trace.is_kind("module"))} <= known
-
-
-@each_model
-def test_every_backward_operator_has_a_layer(name):
-    model, trace, _ = recorded(name)
-    found = texts(trace, "layer", trace.is_kind("operator") & in_phase(trace, "backward"))
-
-    assert len(found) > 0
-    assert None not in found
-    assert {*found} <= {path or type(model).__name__ for path, _ in model.named_modules()} | {"loss"}
-    assert sum(layer != "loss" for layer in found) > len(found) / 2
-
-
-@each_model
 def test_a_gradient_is_accumulated_for_its_parameters_owner(name):
     _, trace, order = recorded(name)
     owner = {each["name"]: each["layer"] for each in trace.metadata["parameters"]}
@@ -88,21 +56,6 @@ def test_a_steps_time_by_layer_adds_up_to_the_step(name):
         found = parts_of(replayed.settled._replace(copy=copy), [step])["by_layer"]
         assert sum(found.values()) == expected
         assert all(ns > 0 for ns in found.values())  # none where a step ends with the one before it
-
-
-@pytest.mark.parametrize("name", ["gpt reentrant", "gpt non-reentrant"])
-def test_recomputed_operators_are_backward_work_of_their_module(name):
-    _, trace, _ = recorded(name)
-    _, plain, _ = recorded("gpt")
-
-    def times_run(one, phase):
-        rows = one.is_kind("operator") & in_phase(one, phase) & (one["step"] == 2)
-        rows &= one["name"] == one.code("name", "aten::gelu")
-        return texts(one, "layer", rows).count("h.1")
-
-    assert times_run(plain, "forward") == times_run(trace, "forward") == 1
-    assert times_run(plain, "backward") == 0
-    assert times_run(trace, "backward") == 1
 
 
 def test_the_rows_hold_shapes_types_and_no_range_of_ours():

@@ -421,21 +421,6 @@ def test_a_forked_child_records_nothing(tmp_path):
     assert recorder.trace is not None
 
 
-def test_wrappers_are_left_out_of_paths(tmp_path):
-    model, _ = MODELS["gpt"]()
-    wrapped = nn.DataParallel(model)  # on a CPU it calls the module and does nothing else
-
-    def wrapped_loss():
-        tokens = torch.randint(0, 64, (2, 8))
-        return F.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
-
-    trace = record(train(wrapped, wrapped_loss), tmp_path)
-
-    assert isinstance(model, GPT)
-    assert {"GPT", "h.0.attn.qkv", "wte"} <= {*trace.text("layer")}
-    assert [each["name"] for each in trace.metadata["parameters"]] == [n for n, _ in model.named_parameters()]
-
-
 def test_loss_modules_are_the_loss(tmp_path):
     model = MLP()
     criterion = nn.MSELoss()

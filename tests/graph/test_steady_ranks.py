@@ -161,22 +161,3 @@ def test_a_link_into_the_next_step_leads_into_the_next_copy():
     timeline = simulate(graph, copies=3, window=window)
     starts = timeline.start_ns[timeline.column("name") == "train"]
     assert starts.tolist() == [70 * n for n in range(2 + 3 * 2)]
-
-
-def test_a_link_from_further_back_is_the_same_distance_back_in_every_copy():
-    #  two batches ahead: |load 100| is taken by the step after the next; the window is one step
-    graph = Graph()
-    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
-    for n in range(4):
-        for name, lane, duration in (("train", train, 10), ("load", load, 100)):
-            graph.add(
-                1, lane=lane, kind=0, name=graph.code("name", name), duration_ns=duration,
-                order=100 * n * ORDER_STEP,
-            )  # fmt: skip
-    trains = np.flatnonzero(graph.columns["lane"] == train)
-    loads = np.flatnonzero(graph.columns["lane"] == load)
-    graph.link(loads[:-2], trains[2:], cause=Cause.HANDOFF)
-
-    timeline = simulate(graph, copies=4, window=(300 * ORDER_STEP, 400 * ORDER_STEP))
-    starts = timeline.start_ns[timeline.column("name") == "train"]
-    assert starts.tolist() == [0, 10, 100, 200, 300, 400, 500]

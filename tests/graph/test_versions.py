@@ -49,24 +49,6 @@ def test_a_copy_holds_only_what_was_changed():
     assert graph.columns["duration_ns"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_draft_can_be_written_to_in_place_and_nothing_else():
-    graph = graph_of(2)
-    graph.columns["order"][0] = 5
-    assert graph.ids.tolist() == [0, 1]
-    graph.columns["order"][0] = 50
-    assert graph.ids.tolist() == [1, 0]  # nothing is kept of a draft
-    graph.freeze()
-    assert not graph.ids.flags.writeable
-    put(graph, "later", "thread 1", 1, after=[0])
-    for table in (graph.columns, graph.links):
-        for name in table:
-            assert not table[name].flags.writeable
-    with pytest.raises(ValueError, match="read-only"):
-        graph.columns["duration_ns"][0] = 5
-    with pytest.raises(ValueError, match="read-only"):
-        graph.copy().alive[0] = False
-
-
 def test_versions_tell_what_was_written():
     graph = graph_of(3)
     copy = graph.copy()

@@ -192,13 +192,6 @@ def test_engines_are_equal_on_larger_plans(edges):
 # -- what a plan refuses ---------------------------------------------------------------------------
 
 
-def test_edges_are_grouped_by_destination_in_their_given_order():
-    plan = drawn([Task(0, 1)] * 4, [Edge(0, 3, 1), Edge(0, 1, 2), Edge(2, 3, 3), Edge(1, 2, 4)])
-    assert plan.edge_ptr.tolist() == [0, 0, 1, 2, 4]
-    assert plan.edge_latency_ns.tolist() == [2, 4, 1, 3]
-    assert plan.edge_dst.tolist() == [1, 2, 3, 3]
-
-
 @pytest.mark.parametrize("edge", [Edge(2, 1), Edge(1, 1), Edge(0, 3), Edge(-1, 1)])
 def test_an_edge_that_does_not_go_upwards_is_named(edge):
     with pytest.raises(GraphError, match=f"edge {edge.src} -> {edge.dst} among 3 tasks"):
