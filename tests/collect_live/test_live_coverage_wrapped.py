@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 from live_models import GPT, MLP, _classes, _tokens  # noqa: E402
 from live_recording import record, train  # noqa: E402
 
-from daydream.collect.live.layer_hooks import LayerHooks, find_paths  # noqa: E402
+from daydream.collect.live.layer_hooks import LayerHooks  # noqa: E402
 
 dist = pytest.importorskip("torch.distributed", reason="needs torch.distributed")
 if not dist.is_available() or not dist.is_gloo_available():
@@ -103,25 +103,6 @@ def test_what_sharding_does_after_the_backward_pass_belongs_to_it():
         rows = np.flatnonzero(trace["name"] == trace.code("name", name))
         assert {*trace.values("phase", rows)} == {"backward"}
         assert {*trace.values("layer", rows)} == {layer}
-
-
-def test_copies_of_a_model_have_the_models_paths():
-    model = torch.nn.DataParallel(MLP())
-
-    def copy(module):
-        replica = module._replicate_for_data_parallel()
-        for name, child in module.named_children():
-            setattr(replica, name, copy(child))
-        return replica
-
-    replicas = [copy(model.module), copy(model.module)]
-    paths = find_paths([model, *replicas])
-
-    for replica in replicas:
-        assert [paths.of_module[id(part)] for part in (replica, replica.first, replica.second)] == [
-            "MLP", "first", "second",
-        ]  # fmt: skip
-    assert {*paths.of_parameter.values()} == {"first.weight", "first.bias", "second.weight", "second.bias"}
 
 
 @pytest.mark.slow

@@ -102,17 +102,6 @@ def test_shares_of_public_traces_add_up_and_replay_as_before(name):
     assert replays_alike(shared_trace(f"kineto/{name}.json.gz"))
 
 
-def test_what_is_no_identifier_gets_the_nearest_one():
-    path = Path(daydream.__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
-    trace = daydream.load(path)
-    with pytest.raises(daydream.GraphError, match="has no debug handles"):
-        daydream.build(trace).select(handle="x")
-    graph = daydream.build(fused(trace))
-    known = next(iter(graph.trace.handles))
-    with pytest.raises(daydream.GraphError, match="Did you mean"):
-        graph.select(handle=known + "x")
-
-
 @pytest.fixture
 def example():
     return Path(daydream.__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"

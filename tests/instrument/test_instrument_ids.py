@@ -71,30 +71,6 @@ def test_a_skipped_branch_shifts_no_id():
     assert found[3] == found[4] == found[0]
 
 
-def test_each_operator_is_offered_once_and_a_new_layer_when_it_is_first_met():
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = Block(), Block()
-            self.both = False
-
-        def forward(self, x):
-            x = self.first(x)
-            return self.second(x) if self.both else x
-
-    net = Late()
-    seen = []
-    step = stepper(net)
-    with apply(tool(lambda op: seen.append(op["op_id"]))) as session:
-        for number in range(5):
-            net.both = number > 2
-            step(number)
-            if number == 1:
-                assert not session.analysing
-    assert len(seen) == len(set(seen))
-    assert "forward/second.act/aten::gelu/0" in seen
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_operators_computed_again_keep_their_ids_and_actions(reentrant):
     class Checkpointed(nn.Module):
