@@ -221,3 +221,8 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
     assert "--force" in again.err
     assert ask(*asked, "--force").code == 0
     assert (folder / name).read_bytes() == content
+
+
+def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
+    slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
+    assert "and how they slow kernels that run meanwhile." in " ".join(slowed.split())

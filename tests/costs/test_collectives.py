@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream.costs.network.cluster_names import find_cluster
@@ -116,6 +117,11 @@ clusters = st.builds(
     st.builds(Link, st.floats(0.1, 1e4), st.floats(0, 1e6)),
     st.builds(Link, st.floats(0.1, 1e4), st.floats(0, 1e6)), st.just("made up"),
 )  # fmt: skip
+
+
+@given(clusters, collectives, st.integers(0, 10**10), st.floats(1, 100))
+def test_more_bytes_are_never_faster(machines, collective, nbytes, factor):
+    assert machines.time_ns(collective, nbytes) <= machines.time_ns(collective, nbytes * factor)
 
 
 # -- what makes no sense ---------------------------------------------------------------------------
