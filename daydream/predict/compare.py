@@ -24,7 +24,6 @@ from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
-from daydream.trace.recorded_time import in_fake_world
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -392,8 +391,6 @@ def _notes(found: Difference) -> list[str]:
             for side in sides
             if (run := side.graph.recorded.metadata.get("typical_run"))
         ),
-        any(in_fake_world(side.graph.recorded) for side in sides)
-        and "Collectives take no time in the recorded steps of a fake world.",
         not same
         and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
         *(
