@@ -1,13 +1,10 @@
 """Which blocks to checkpoint: the cheapest set that fits, against all sets there are."""
 
-import json
-from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.command_line import daydream as typed
 
 import daydream
 from daydream import NotApplicableError
@@ -21,11 +18,6 @@ BLOCKS = [f"blocks.{number}" for number in range(4)]
 def replay():
     """A mixer of four blocks, recorded on a CPU; its step holds 12.3 MB at most."""
     return daydream.replay(FOLDER / "Mixer.parquet")
-
-
-@pytest.fixture
-def ask(tmp_path):
-    return partial(typed, folder=tmp_path)
 
 
 def enumerated(cost, saved, excess, groups):
@@ -103,14 +95,3 @@ def test_the_code_wraps_the_blocks_that_were_chosen(replay):
     wrapped = [type(block).__name__ for block in model["blocks"]]
 
     assert wrapped == ["Linear", "CheckpointWrapper", "CheckpointWrapper", "Linear"]
-
-
-def test_the_command_answers_in_json_and_asks_for_what_it_needs(replay, ask):
-    trace = str(FOLDER / "Mixer.parquet")
-    found = json.loads(ask("plan", trace, "--only", "checkpointing", "--capacity", "9MB", "--json").out)
-
-    assert found["options"]["layers"] == "blocks.1,blocks.2"
-    assert found["memory"]["fits"]
-    assert [row["block"] for row in found["blocks"] if row["chosen"]] == BLOCKS[1:3]
-    assert "--capacity" in ask("plan", trace, "--only", "checkpointing").err
-    assert "--gpus, --batch and --cluster" in ask("plan", trace).err
