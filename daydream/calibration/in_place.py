@@ -7,13 +7,13 @@ the operators that the change does not touch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from daydream.costs.device.measured import CPU, KernelTable, recorded_ns, save_times
+from daydream.calibration.run import MeasuredTimes
+from daydream.costs.device.measured import CPU, recorded_ns
 from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import forward_rows, nodes
 from daydream.errors import NotApplicableError
@@ -48,7 +48,7 @@ class ChangedCall(Record):
     repeats: int
 
 
-class InPlaceCalibration(Record):
+class InPlaceCalibration(MeasuredTimes):
     """What the operators took that a change acts on, before and with it.
 
     Attributes:
@@ -59,23 +59,9 @@ class InPlaceCalibration(Record):
         left_out: those that only one recording has.
     """
 
-    device: str
-    torch: str
     drift: float = 1.0
     measured: list[ChangedCall] = msgspec.field(default_factory=list)
     left_out: list[str] = msgspec.field(default_factory=list)
-
-    def table(self) -> KernelTable:
-        """Return the times as predictions take them."""
-        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
-
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the times as parquet; `KernelTable.load` reads it.
-
-        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
-        """
-        said = {"device": self.device, "torch": self.torch, "drift": self.drift}
-        save_times(path, ChangedCall, self.measured, said, force=force)
 
 
 def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
