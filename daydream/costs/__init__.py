@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
-    from daydream.costs.network.clusters import PROTOCOLS, Cluster, bytes_of_message
+    from daydream.costs.network.clusters import Cluster
+    from daydream.costs.network.nccl import WAYS, bytes_of_message
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.network.world_size import workers_of
