@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.calibration.run import MeasuredTimes
 from daydream.costs.device.measured import CPU, recorded_ns
 from daydream.costs.operators import bare_name
@@ -159,20 +160,15 @@ def _usual(times: np.ndarray) -> float:
     return float(np.percentile(times, QUARTILE))
 
 
-def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, list[int]]:
+def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, np.ndarray]:
     """Return the places of rows by operator, shapes and element type."""
-    found: dict[Key, list[int]] = {}
-    for number, row in enumerate(rows.tolist()):
-        found.setdefault(_key(trace, row), []).append(number)
-    return found
-
-
-def _key(trace: Trace, row: int) -> Key:
-    found = []
-    for name in ("name", "shapes", "dtype"):
-        code = int(trace[name][row])
-        found.append(trace.text(name)[code] if code >= 0 else "")
-    return found[0], found[1], found[2]
+    columns = ("name", "shapes", "dtype")
+    first, which = distinct_rows([trace[name][rows] for name in columns])
+    texts = [trace.values(name, rows[first].tolist()) for name in columns]
+    keys = [
+        (name or "", shapes or "", dtype or "") for name, shapes, dtype in zip(*texts, strict=True)
+    ]
+    return {key: np.flatnonzero(which == number) for number, key in enumerate(keys)}
 
 
 def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -371,11 +371,10 @@ def _read(call: Call, reads: int) -> tuple[int, int]:
     return elements(read), elements(out)
 
 
-def elu_backward(call: Call) -> Amount | None:
-    """A gradient and the result."""
-    one, *other = call.tensors[:2]  # three numbers stand between the tensors
-    out = broadcast([one, *other])
-    return None if out is None else call.amount(elements(out), elements([one, *other, out]))
+def elu_backward(call: Call) -> Amount:
+    """A gradient and the result; three numbers stand between the tensors."""
+    read, written = _read(call._replace(arguments=[*call.tensors]), 2)
+    return call.amount(written, read + written)
 
 
 def glu(call: Call) -> Amount:
