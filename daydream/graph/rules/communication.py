@@ -340,16 +340,16 @@ def transfer_in_fake_world(draft: Draft) -> None:
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
     described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
-    lanes = dict[tuple[int, str], int]()
+    lanes = dict[Lane, int]()
     lane, names = [], []
     asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
     for rank, group, operation, peer in zip(draft.ranks[draft.lane[tasks]], *asked, strict=True):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
-        at = int(rank), name
-        if at not in lanes:
-            lanes[at] = draft.add_lane(Lane(name, at[0], on_device=True, host=True))
-        lane.append(lanes[at])
+        made = Lane(name, int(rank), on_device=True, host=True)
+        if made not in lanes:
+            lanes[made] = draft.add_lane(made)
+        lane.append(lanes[made])
         names.append(draft.code("name", f"{operation} {where}"))
     transfers = draft.add(
         len(calls),
