@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def collect(
     world: int | None = None,
     rank: int = 0,
     cluster: str | None = None,
+    all_stages: bool = False,
     no_suggestions: bool = False,
 ) -> int:
     r"""Run a training script, unmodified, and record a few of its steps.
@@ -57,15 +59,16 @@ def collect(
         world: Run the script as one rank of N that do not exist: how will the job of N run?
         rank: Which one.
         cluster (NAME): Machines of that job, such as dgx-h100, or a file.
+        all_stages: Record a rank of each stage of its pipeline in turn: one trace, joined by their messages.
         no_suggestions: Do not predict at the end what would speed up the step.
     """
-    from daydream.collect.launcher.runner import Recording
+    from daydream.collect.launcher.runner import Recording, joined_ranks
 
     script.check()
     fake_world = None
     if world is None:
-        if rank or cluster:
-            raise usage_error("--rank and --cluster go with --world")
+        if rank or cluster or all_stages:
+            raise usage_error("--rank, --cluster and --all-stages go with --world")
     else:
         fake_world = {"world_size": world, "rank": rank, "cluster": cluster}
         if script.nproc_per_node:
@@ -87,7 +90,12 @@ def collect(
         steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory,
         fake_world=fake_world,
     )  # fmt: skip
-    done = script.record(path, recording, force=out.force, own_stdout=out.as_json)
+    record = partial(script.record, force=out.force, own_stdout=out.as_json, kept=not all_stages)
+    if all_stages:
+        from daydream.world.stages import record_stages
+
+        record = partial(record_stages, record, joined_ranks)
+    done = record(path, recording)
     result = {
         "trace": None if done.path is None else str(done.path),
         "exit_code": done.exit_code,
