@@ -162,28 +162,6 @@ def test_a_history_is_replayed_as_it_was_recorded(tmp_path, name):
     assert sum("By the rules alone" in note for note in snapshot_memory(path).notes) == strays
 
 
-def test_expandable_ranges_grow_and_shrink(tmp_path):
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), expandable=True)],
-        [
-            event("segment_map", START, 20 * MIB),
-            event("alloc", START, 15 * MIB),
-            event("segment_map", START + 20 * MIB, 20 * MIB),
-            event("alloc", START + 15 * MIB, 15 * MIB),
-            *freed(START + 15 * MIB, 15 * MIB),
-            event("segment_unmap", START + 20 * MIB, 20 * MIB),
-            *freed(START, 15 * MIB),
-        ],
-        settings={"expandable_segments": True},
-    )
-    found = only(tmp_path, document)
-
-    assert (found.start, found.doubts) == ([], [])
-    assert found.recorded_reserved_bytes == 40 * MIB
-    replayed = usage(found.requests, settings=found.settings)
-    assert (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes) == (30 * MIB, 40 * MIB)
-
-
 # Memory that was returned to the device ----------------------------------------------------------
 
 
