@@ -106,27 +106,6 @@ def test_its_settings_are_those_of_the_replay(tmp_path):
     assert found.settings == Settings()
 
 
-def test_requests_of_a_private_pool_stay_in_it(tmp_path):
-    #  the graph's segment is free, but the program's request gets one of its own
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), pool=(0, 7)), segment(OTHER, (20 * MIB, 0))],
-        [
-            event("segment_alloc", START, 20 * MIB, pool=(0, 7)),
-            *life(START, 4 * MIB, pool=(0, 7)),
-            event("segment_alloc", OTHER, 20 * MIB),
-            *life(OTHER, 4 * MIB),
-        ],
-    )
-    found = only(tmp_path, document)
-
-    assert usage(found.requests, start=found.start).peak_reserved_bytes == 40 * MIB
-    for each in document["device_traces"][0]:
-        del each["pool_id"]  # before pytorch#177717 events do not name it: the segment at the end does
-    found = only(tmp_path, document)
-    assert [request.private for request in found.requests if request.size] == [1, 0]
-    assert usage(by_rule(found.requests), start=found.start).peak_reserved_bytes == 40 * MIB
-
-
 THIRD = OTHER + (1 << 30)
 BOTH = [
     ("segment_alloc", START, 30), ("alloc", START, 30), ("segment_alloc", OTHER, 12), ("alloc", OTHER, 12),
