@@ -1,4 +1,4 @@
-"""ExecuTorch's files, as `executorch/record.py` recorded them: time is counted once, layers are Inspector's.
+"""ExecuTorch's files (`executorch/record.py` of d6db2c6c): time is counted once, layers are Inspector's.
 
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """

@@ -1,4 +1,7 @@
-"""JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
+"""JAX's xplane.pb: XSpaces written by hand (GPU), a small model (CPU), and public ones.
+
+`jax/record_jax.py` of d6db2c6c recorded the small model.
+"""
 
 import gzip
 from pathlib import Path

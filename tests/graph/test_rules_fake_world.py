@@ -48,26 +48,16 @@ def job(cluster=None, *, steps=4, operation="all_reduce", nbytes=2 * MB, group="
             make = note if what.startswith("fake") else op
             rows.append(make(what, at, at + took, **columns))
             at += took
-    found = trace(rows)
-    length = at // steps
-    found.metadata |= {
-        "vendor": "cpu", "world_size": 4, "fake_world": {"world_size": 4, "rank": 0, "cluster": cluster},
-        "groups": [
-            {"name": "1", "ranks": [0, 1], "description": "mesh_tp"},
-            {"name": "2", "ranks": [0], "description": "mesh_dp"},
+    groups = {"tp": [0, 1], "dp": [0]}
+    return trace(
+        rows, steps=tuple(range(0, at + 1, at // steps)), vendor="cpu", world_size=4,
+        fake_world={"world_size": 4, "rank": 0, "cluster": cluster},
+        groups=[
+            *({"name": str(number), "ranks": ranks, "description": f"mesh_{name}"}
+              for number, (name, ranks) in enumerate(groups.items(), 1)),
             {"name": "0", "ranks": [0, 1, 2, 3], "description": "default_pg"},
         ],
-        "steps": [
-            {
-                "name": f"step {number}", "rank": 0, "start_ns": 1000 * number * length,
-                "end_ns": 1000 * (number + 1) * length, "completion_ns": 1000 * (number + 1) * length,
-                "measured_ns": 1000 * length, "covered": number > 0,
-            }
-            for number in range(steps)
-        ],
-    }  # fmt: skip
-    found.columns["step"] = found["start_ns"] // (1000 * length)
-    return found
+    )  # fmt: skip
 
 
 def step_us(found):
