@@ -192,6 +192,24 @@ CASES = {
         lambda g: g.insert_before(named(g, "b"), "fetch", kind="memcpy", lane="copies", duration_ns=50),
         "thread 1: begin 0, launch a 0, launch 6, launch b 12 | stream 7: a 4, b 10+50 | copies: fetch 6+4",
     ),
+    "what waits for it is named": (
+        lambda: launched(AB),
+        lambda g: g.insert_after(
+            kernels(g).head(1), "off", kind="memcpy", lane="copies", duration_ns=50, before=named(g, "b")
+        ),
+        "thread 1: begin 0, launch a 0, launch 6, launch b 12 | stream 7: a 4, b 24+50 | copies: off 4+20",
+    ),
+    "what it follows is named, one for each": (
+        lambda: launched("a 20, b 20, c 20"),
+        lambda g: g.insert_before(
+            named(g, "b", "c"), "fetch", kind="memcpy", lane="copies", duration_ns=7,
+            after=kernels(g).head(2), launched=False,
+        ),
+        (
+            "thread 1: begin 0, launch a 0, launch b 6, launch c 12"
+            " | stream 7: a 4, b 24+7, c 51+7 | copies: fetch 24, fetch 31+20"
+        ),
+    ),
     "beside CPU tasks come CPU tasks, or work with its launch": (
         lambda: with_facts(thread("a 5, b 5"), launch_latency_ns=4, launch_cost_ns=6), beside_cpu_tasks,
         "thread 1: a 0, x 5, b 7, launch 12 | stream 7: k 12+4",
