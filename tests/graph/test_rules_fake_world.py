@@ -1,7 +1,6 @@
 """Collectives of a fake world on a cluster of round figures. Times in microseconds."""
 
 import json
-from itertools import pairwise
 
 import pytest
 from small_traces import note, op, trace
@@ -61,21 +60,10 @@ def job(cluster=None, *, steps=4, operation="all_reduce", nbytes=2 * MB, group="
 
 def world(rows, length, steps, groups, **of):
     """Return the trace of a rank whose steps are of equal length, us."""
-    found = trace(rows)
-    ends = [1000 * length * number for number in range(steps + 1)]
-    found.metadata |= {
-        "vendor": "cpu", "world_size": of["world_size"], "fake_world": of, "groups": groups,
-        "step_source": "",
-        "steps": [
-            {
-                "name": f"step {number}", "rank": 0, "start_ns": start, "end_ns": end, "completion_ns": end,
-                "measured_ns": end - start, "covered": number > 0,
-            }
-            for number, (start, end) in enumerate(pairwise(ends))
-        ],
-    }  # fmt: skip
-    found.columns["step"] = found["start_ns"] // ends[1]
-    return found
+    return trace(
+        rows, steps=tuple(range(0, length * steps + 1, length)), vendor="cpu", world_size=of["world_size"],
+        fake_world=of, groups=groups, step_source="",
+    )  # fmt: skip
 
 
 def step_us(found):
