@@ -301,7 +301,7 @@ def judged(rows: Sequence[Row], predicted: np.ndarray, memory: np.ndarray) -> di
         "groups": groups,
     }
     if known.any():
-        off = np.abs(memory / known - 1)[known > 0]
+        off = np.abs(memory[known > 0] / known[known > 0] - 1)
         found |= {
             "memory_median_error": float(np.median(off)),
             "memory_p90_error": float(np.quantile(off, 0.9)),
