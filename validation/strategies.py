@@ -267,7 +267,10 @@ def judged(rows: Sequence[Row], predicted: np.ndarray, memory: np.ndarray) -> di
     """Return how near predictions are: the object that `truth/INDEX.md` describes, and more."""
     measured = np.array([row.measured_ms for row in rows])
     fits = np.arange(len(rows)) % EVERY == 0
-    scale = float(np.exp(np.median(np.log(measured / predicted)[fits])))
+    off = np.sort(np.log(measured / predicted)[fits])
+    half = len(off) // 2 + 1  # the middle of the closest half: what makes the median error least
+    closest = int((off[half - 1 :] - off[: len(off) - half + 1]).argmin())
+    scale = float(np.exp((off[closest] + off[closest + half - 1]) / 2))
     judges = ~fits if len(rows) > EVERY else fits
     errors = np.abs(predicted * scale / measured - 1)[judges]
     by = np.array([row.compared_by for row in rows])
