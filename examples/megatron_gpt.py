@@ -216,6 +216,29 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
+class SharedLinear(torch.autograd.Function):
+    """x W^T + b; the gradient of x is summed over the ranks while that of W is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, share: Share) -> Tensor:
+        """Return this rank's outputs."""
+        ctx.save_for_backward(x, weight)
+        ctx.share, ctx.bias = share, bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients (megatron/mpu/layers.py, `async_tensor_model_parallel_allreduce`)."""
+        x, weight = ctx.saved_tensors
+        whole, flat = gradient @ weight, gradient.flatten(0, -2)
+        work = ctx.share.size > 1 and dist.all_reduce(whole, group=ctx.share.group, async_op=True)
+        own = flat.t() @ x.flatten(0, -2)
+        bias = flat.sum(0) if ctx.bias else None
+        if work:
+            work.wait()
+        return whole, own, bias, None
+
+
 class ModernLinear(torch.autograd.Function):
     """x W^T, of all experts at once for weights of three dimensions.
 
@@ -251,17 +274,15 @@ class Linear(nn.Module):
         self.weight = of.parameter(out, into)
         self.bias = of.parameter(out) if bias else None
         self.own = bias == "own"
-        self.enter, self.leave = opposite(same, of.tp.sum), opposite(of.tp.sum, same)
-        if of.modern:
-            self.leave = opposite(of.tp.scatter, of.tp.gather)
+        self.leave = opposite(of.tp.scatter, of.tp.gather) if of.modern else opposite(of.tp.sum, same)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return this rank's outputs, or what all ranks sum to."""
+        share = self.tp if self.split == "out" else self.one
         if self.modern:
-            found = ModernLinear.apply(x, self.weight, self.tp if self.split == "out" else self.one)
+            found = ModernLinear.apply(x, self.weight, share)
         else:
-            x = self.enter(x) if self.split == "out" else x
-            found = functional.linear(x, self.weight, self.bias if self.own else None)
+            found = SharedLinear.apply(x, self.weight, self.bias if self.own else None, share)
         return self.leave(found) if self.split == "in" else found
 
 
@@ -493,14 +514,13 @@ class Head(nn.Module):
             self.logits = Linear(of, of.hidden, of.vocabulary, "out")
         else:
             self.norm, self.weight = of.layer_norm(), tied
-            self.enter = opposite(same, of.tp.sum)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss."""
         x = self.norm(x)
         if self.modern:
             return ModernLoss.apply(self.logits(x), labels.t(), self.tp).mean()
-        logits = functional.linear(self.enter(x), self.weight)
+        logits = SharedLinear.apply(x, self.weight, None, self.tp)
         return VocabularyLoss.apply(logits, labels.t().contiguous(), self.tp).mean()
 
 

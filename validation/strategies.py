@@ -34,6 +34,7 @@ from daydream.world.compose import Block, Model, Strategy, compose
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
+PAYS = 0.5  # to which part of their error the factor must bring these rows: it is not there to fit noise
 LEAST = 5  # rows of a group whose order counts
 GIB = 2**30
 
@@ -270,7 +271,9 @@ def judged(rows: Sequence[Row], predicted: np.ndarray, memory: np.ndarray) -> di
     off = np.sort(np.log(measured / predicted)[fits])
     half = len(off) // 2 + 1  # the middle of the closest half: what makes the median error least
     closest = int((off[half - 1 :] - off[: len(off) - half + 1]).argmin())
-    scale = float(np.exp((off[closest] + off[closest + half - 1]) / 2))
+    middle = float(off[closest] + off[closest + half - 1]) / 2
+    pays = np.median(np.abs(off - middle)) < PAYS * np.median(np.abs(off))
+    scale = float(np.exp(middle)) if pays else 1.0
     judges = ~fits if len(rows) > EVERY else fits
     errors = np.abs(predicted * scale / measured - 1)[judges]
     by = np.array([row.compared_by for row in rows])
