@@ -8,14 +8,8 @@ from typing import Any
 
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import (
-    POINT_TO_POINT,
-    RINGS,
-    Cluster,
-    Link,
-    bytes_of_message,
-    ring_ns,
-)
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.nccl import POINT_TO_POINT, RINGS, Link, bytes_of_message, ring_ns
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.trace.trace import Trace
@@ -141,7 +135,8 @@ def cluster_of_world(trace: Trace) -> Cluster:
     if world.get("cluster") is None:
         raise GraphError(
             f"recorded in a fake world of {world['world_size']:,} ranks, where collectives take no time; name "
-            f"their machines with --cluster, such as dgx-h100, or a file of your own"
+            "their machines with --cluster, such as dgx-h100, or a file of your own; for a change that has an "
+            "option of that name, when it is recorded"
         )
     return find_cluster(world["cluster"]).holding(world["world_size"])
 
