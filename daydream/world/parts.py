@@ -90,9 +90,8 @@ def recorded_blocks(
 
     def one_pass(place: int, *, backward: bool) -> Pass:
         found = exchanges[place, backward].items()
-        return Pass(
-            *spent[place, backward], tuple(replace(one, count=times) for one, times in found)
-        )
+        gpu_ns, cpu_ns = spent[place, backward]
+        return Pass(gpu_ns, cpu_ns, tuple(replace(one, count=times) for one, times in found))
 
     names = ["before", *layers, "after"]
     saved, workspace = _held(gpu, places, len(names))
