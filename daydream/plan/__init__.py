@@ -1,0 +1,1 @@
+"""Plan: which strategy of parallel training fits the memory of many GPUs, and which is fastest."""
