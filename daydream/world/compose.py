@@ -221,7 +221,8 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     passes = [
         [chunk_passes(blocks, model, strategy, time) for blocks in chunks] for chunks in stages
     ]
-    send_ns = time("pp", "send", max(block.input_bytes for block in model.blocks if block.is_layer))
+    largest = max(block.input_bytes for block in model.blocks if block.is_layer)
+    send_ns = time("pp", "send", largest) if strategy.pp > 1 else 0.0
     done, last_start = _run(passes, strategy, send_ns, synchronous=model.synchronous)
     ends, parts = [], []
     for stage, chunks in enumerate(stages):
@@ -243,8 +244,7 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     step_ns = max(ends)
     busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
     busiest["bubble"] = step_ns - sum(busiest.values())
-    memory = tuple(_memory(chunks, stage, model, strategy) for stage, chunks in enumerate(stages))
-    return Composed(step_ns, busiest, memory)
+    return Composed(step_ns, busiest, peaks(model, strategy))
 
 
 def divided(blocks: Sequence[Block], strategy: Strategy) -> list[list[list[Block]]]:
@@ -460,6 +460,12 @@ def _simulate(
                 at[stage] += 1
                 left -= 1
     return gpu, start
+
+
+def peaks(model: Model, strategy: Strategy) -> tuple[float, ...]:
+    """Return the peak of each stage, bytes. Raises `DaydreamError` where layers do not divide."""
+    stages = divided(model.blocks, strategy)
+    return tuple(_memory(chunks, stage, model, strategy) for stage, chunks in enumerate(stages))
 
 
 def _memory(
