@@ -7,28 +7,20 @@ from typing import Any
 import click
 
 from daydream.cli.commands import command
-from daydream.cli.options import NUMBER, SOME, Parsed, numbers_of
+from daydream.cli.options import NUMBER, SOME, Parsed
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
+from daydream.cli.sweep import values_of, workers_of
 from daydream.plan.search import SHOWN, By
-from daydream.plan.strategies import AXES
+from daydream.plan.strategies import AXES, CHOICES
 
 
-def _numbers(text: str) -> list[int]:
-    from fractions import Fraction  # for those who type a list
-
-    found = numbers_of(text, Fraction)
-    if any(each.denominator > 1 or each < 1 for each in found):
-        raise ValueError(f"{text!r} is not a list of whole numbers of 1 or more")
-    return [int(each) for each in found]
-
-
-def _limit(text: str) -> tuple[str, list[int | str]]:
+def _limit(text: str) -> tuple[str, list[Any]]:
     axis, _, values = text.partition("=")
     axis = axis.replace("-", "_")
     if axis not in AXES or not values:
         raise ValueError(f"{text!r} is not AXIS=VALUE,... with one of {', '.join(AXES)}")
-    return axis, [int(each) if each.isdigit() else each for each in values.split(",")]
+    return axis, values_of(values, bool if type(CHOICES.get(axis, [1])[0]) is bool else int)
 
 
 @command(
@@ -37,7 +29,7 @@ def _limit(text: str) -> tuple[str, list[int | str]]:
     "html",
     "force",
     types={
-        "gpus": Parsed(_numbers),
+        "gpus": Parsed(workers_of),
         "batch": SOME,
         "limit": Parsed(_limit),
         "price": NUMBER,
@@ -51,8 +43,8 @@ def plan(
     *,
     gpus: Any,
     batch: int,
+    cluster: str,
     trace: str | None = None,
-    cluster: str | None = None,
     emulate: str | None = None,
     capacity: int | None = None,
     set_: tuple[str, ...] = (),
@@ -67,7 +59,7 @@ def plan(
 
     \b
     daydream plan train.py --gpus 64 --cluster dgx-h100 --batch 512 --set tp=--tensor-parallel
-    daydream plan one_gpu.parquet --gpus 8,16,32 --batch 512 --price 2.5
+    daydream plan one_gpu.parquet --gpus 8,16,32 --cluster p5 --batch 512 --price 2.5
 
     A script never runs on data: its operators are emulated, once for each tp, ep, cp and micro-batch,
     and pipelines, data parallelism, accumulation and checkpointing are composed from its blocks. From
@@ -77,16 +69,46 @@ def plan(
         gpus (LIST): Numbers of GPUs: 64, or 8,16,...,128.
         batch: Samples of a step, the same for all strategies.
         trace (TRACE): TRACE by name.
-        cluster (NAME): Machines, such as dgx-h100, or a file [default: those of the trace's GPU].
+        cluster (NAME): Machines, such as dgx-h100, or a file.
         emulate (GPU): GPU of a script, such as h100 [default: that of the cluster].
         capacity (SIZE): Memory of a GPU, such as 80GB [default: what the GPU has].
         set_ (AXIS=HOW): How the script takes tp, ep, cp, micro_batch: tp=--tensor-parallel (argument), tp=TP
             (variable of the environment); or the name of a function in it that gets them all by
             name and returns arguments. May be repeated.
-        limit (AXIS=VALUES): Try these values alone: tp=1,2,4 or checkpointing=none. May be repeated.
+        limit (AXIS=VALUES): Try these values alone: tp=1,2,4 or checkpointing=no. May be repeated.
         by: What the best has least of.
         price (DOLLARS): For an hour of a GPU.
         tokens (N): Of the whole training, for hours and dollars.
         top: Rows to show.
     """
-    raise usage_error("not yet")
+    from daydream.plan import search
+
+    out.check_files()
+    paths = [*asked, *([trace] if trace else [])]
+    if not paths:
+        raise usage_error("name a training script, or the trace of one GPU")
+    with working() as progress:
+        if paths[0].endswith(".py"):
+            from daydream.plan.script import of_script
+
+            job = of_script(paths, set_, cluster, emulate, (gpus[-1], batch))
+        elif len(paths) > 1 or emulate or set_:
+            raise usage_error("--emulate, --set and arguments go with a training script")
+        else:
+            from daydream.plan.recorded import of_trace
+
+            job = of_trace(TraceRequest((paths[0],)).replay(progress), cluster)
+        found = search.plan(
+            job,
+            gpus,
+            batch,
+            capacity=capacity,
+            by=by,
+            limits=dict(limit),
+            price=price,
+            tokens=tokens,
+            engine=engine,
+            progress=progress,
+        )
+        written = out.write_files(found, progress)
+    out.answer(found, {"trace": paths[0]}, written=written, top=top)

@@ -1,13 +1,18 @@
-"""The blocks of a recording of one GPU: what each takes, forward and backward, and what it holds."""
+"""The blocks of a recording: what each takes, forward and backward, what it holds, and what it exchanges."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 import numpy as np
 
 from daydream.costs.device.input_sizes import recorded_length, samples_per_step
+from daydream.costs.devices import device_of
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.costs.network.clusters import bytes_of_message
 from daydream.costs.workload.operator import itemsize
+from daydream.costs.workload.shapes import parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, covered_steps, phase_code
@@ -15,101 +20,132 @@ from daydream.memory.lifetimes import allocations
 from daydream.memory.liveness import block_of_rows
 from daydream.memory.report import memory_of
 from daydream.model.blocks import block_of_layers, repeated_blocks
-from daydream.plan.strategies import Sizes
+from daydream.plan.predictor import Job
+from daydream.plan.strategies import Sizes, Strategy
 from daydream.predict.replay import Replay
-from daydream.world.compose import Block, Model, Pass
+from daydream.report.format import percent
+from daydream.text import counted
+from daydream.world.compose import GROUPS, Block, Exchange, Model, Pass, compose
 
-HEAD, TAIL = "head", "tail"  # what runs before the first block, and behind the last one
-
-
-class Recorded(NamedTuple):
-    """A model as it was recorded.
-
-    Attributes:
-        model: its blocks.
-        sizes: what it can be divided by.
-        micro_batch: samples of the recorded step, 0 where that is not known.
-    """
-
-    model: Model
-    sizes: Sizes
-    micro_batch: int
+OF_TRACE = (
+    "From the trace of one GPU with {} a step: tp, ep, cp and other micro-batches are not predicted. Plan "
+    "from the script for these."
+)
+ERROR = 0.05  # of kernels beside transfers, and of blocks that are not alike
+PASSES = ("forward", "loss"), ("backward",)
 
 
-def recorded_model(replay: Replay) -> Recorded:
-    """Return the blocks of the trace of one GPU.
+def of_trace(replay: Replay, cluster: str) -> Job:
+    """Return what the trace of one GPU tells of a job: everything but tp, ep, cp and other micro-batches.
 
     Raises:
         NotApplicableError: the model repeats no block, is not trained, or the trace has collectives.
         TraceError: no memory was recorded.
+        DaydreamError: there is no such cluster.
     """
-    graph = replay.graph
+    graph, machines, device = replay.graph, find_cluster(cluster), device_of(replay.graph)
     if (graph.kind[graph.ids] == COLLECTIVE).any():
-        raise NotApplicableError("this is one of several ranks; plan from the trace of one GPU alone")
+        raise NotApplicableError(
+            "this is one of several ranks; plan from the trace of one GPU alone"
+        )
+    model, sizes, samples = recorded_model(replay)
+    if not samples:
+        raise NotApplicableError(
+            "the trace does not tell how many samples a step has: it has no shapes"
+        )
+    one_ns = compose(model, Strategy(micro_batch=samples), machines).step_ns
+    off = one_ns / replay.replayed_ns - 1
+    composed = f"Composed of its blocks the recorded step is {percent(off, signed=True)} off"
+    known, *_ = graph.recorded.metadata.get("devices") or [{}]
+    return Job(
+        {(1, 1, 1, samples): model},
+        machines,
+        device.pcie,
+        abs(off) + ERROR,
+        sizes.but(gpus_per_node=machines.gpus_per_node),
+        known.get("memory_bytes") or device.memory * 10**9,
+        {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [samples]},
+        notes=[OF_TRACE.format(counted(samples, "sample")), f"{composed}; the interval has that."],
+    )
+
+
+def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, Sizes, int]:
+    """Return the blocks of a trace, what they can be divided by, and the samples of a step, 0 where unknown.
+
+    `of` is the strategy that was recorded, of one stage. Raises as `of_trace` does.
+    """
+    graph, trace = replay.graph, replay.graph.recorded
     families = repeated_blocks(graph)
     if not families:
         raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
     tasks = graph.select(phase=("forward", "backward"))
     longest = max(families, key=lambda one: tasks.group_by(block=one).tasks.total("duration_ns"))
     place_of, names = block_of_layers(graph, longest)
-    times, update_ns, layers = _times(graph, place_of, len(names))
-    device = memory_of(graph.recorded).devices[0]
-    held = allocations(graph.recorded).of_graph(graph)
-    activation = held.where(kind="activation", phase=("forward", "loss"))
+    count = len(names) + 2  # with what runs before and behind the blocks
+    times, update_ns, layers, exchanges = _times(graph, place_of, count, of or Strategy())
+    held = allocations(trace).of_graph(graph)
+    activation = held.where(kind="activation", phase=PASSES[0])
     place = block_of_rows(held, names)[0] + 1
-    place[place == 0] = len(names) + 1  # what no block asked for is mostly the loss's
-    saved = np.zeros(len(names) + 2)
-    of_steps = [activation & (held["step"] == step) for step in np.unique(held["step"][activation])]
-    if of_steps:
-        fullest = max(of_steps, key=lambda one: held["bytes"][one].sum())
-        np.add.at(saved, place[fullest], held["bytes"][fullest])
-    trained = [each for each in held.parameters.get(0, []) if each.get("requires_grad", True)]
-    elements = np.zeros(len(names) + 2)
-    nbytes = 0
-    for each in trained:
-        number = int(np.prod(each["shape"]))
-        elements[layers.get(each.get("layer"), 0)] += number
-        nbytes += number * (itemsize(each["dtype"]) or 4)
-    total = elements.sum()
-    if not total:
-        raise NotApplicableError("the parameters of the layers are not known; record with `daydream collect`")
-    of_kind = device.by_kind
-    kept = [nbytes / total, nbytes / total, of_kind.get("optimizer_state", 0) / total]
-    workspace = max((device.peak_allocated_bytes or 0) - sum(kept) * total - saved.sum(), 0)
-    batch = samples_per_step(graph) or 0
-    length = recorded_length(graph) or 0
-    blocks = tuple(
+    place[place == 0] = count - 1  # what no block asked for is mostly the loss's
+    saved = np.zeros(count)
+    for step in np.unique(held["step"][activation]):
+        mine = activation & (held["step"] == step)
+        saved = np.maximum(saved, np.bincount(place[mine], held["bytes"][mine], count))
+    elements, nbytes = np.zeros(count), 0
+    for one in held.parameters.get(0, []):
+        number = prod(one["shape"])
+        elements[layers.get(one.get("layer"), 0)] += number
+        nbytes += number * (itemsize(one["dtype"]) or 4)
+    if not nbytes:
+        raise NotApplicableError("the parameters are not known; record with `daydream collect`")
+    total = float(elements.sum())
+    states = sum(one.get("state_bytes") or 0 for one in trace.metadata.get("optimizers", []))
+    peak = memory_of(trace).devices[0].peak_allocated_bytes or 0
+    inside = graph.select(phase="forward").group_by(block=[names[-1]]).tasks
+    inputs = (
+        prod(shape) * (itemsize(dtype) or 4)
+        for text, dtype in zip(inside.shapes.tolist(), inside.dtype.tolist(), strict=True)
+        for shape in parse_shapes(text) or ()
+        if isinstance(shape, tuple) and len(shape) > 2
+    )
+    input_bytes = next(inputs, 0)
+    blocks = [
         Block(
             name,
-            *(Pass(gpu, cpu) for cpu, gpu in times[:, :, place].tolist()),
-            parameters=elements[place],
-            input_bytes=0,
-            saved_bytes=saved[place],
-            workspace_bytes=workspace,
-            is_layer=name not in (HEAD, TAIL),
+            Pass(times[at, 0, 1], times[at, 0, 0], tuple(exchanges[0, at])),
+            Pass(times[at, 1, 1], times[at, 1, 0], tuple(exchanges[1, at])),
+            parameters=elements[at],
+            input_bytes=input_bytes,
+            saved_bytes=saved[at],
+            workspace_bytes=max(peak - 2 * nbytes - states - saved.sum(), 0),
+            is_layer=0 < at < count - 1,
         )
-        for place, name in enumerate([HEAD, *names, TAIL])
-    )
-    return Recorded(
-        Model(blocks, *kept, optimizer_ns=update_ns / total), Sizes(len(names), sequence=length), batch
-    )
+        for at, name in enumerate(["head", *names, "tail"])
+    ]
+    model = Model(tuple(blocks), nbytes / total, nbytes / total, states / total, update_ns / total)
+    sizes = Sizes(len(names), sequence=recorded_length(graph) or 0)
+    return model, sizes, samples_per_step(graph) or 0
 
 
-def _times(graph: Graph, place_of: Any, count: int) -> tuple[Any, float, dict[str | None, int]]:
-    """Return what each place takes in a step, its update, and the place of each layer.
+def _times(graph: Graph, place_of: Any, count: int, of: Strategy) -> tuple[Any, ...]:
+    """Return what each place (head, blocks and tail) takes in a step.
 
     Returns:
-        ns, shape (forward or backward, CPU or GPU, head, `count` blocks and tail), float64; ns; places.
+        ns, shape (`count` places, forward or backward, CPU or GPU), float64; of the update, ns; the place of each
+        layer; by (forward or backward, place) what is exchanged.
     """
-    times, update_ns, steps = np.zeros((2, 2, count + 2)), 0.0, 0
-    layers: dict[str | None, int] = {}
+    times, update_ns = np.zeros((count, 2, 2)), 0.0
+    layers: dict[str, int] = {}
+    exchanges: dict[tuple[int, int], list[Exchange]] = {
+        (back, at): [] for back in (0, 1) for at in range(count)
+    }
+    groups = {one["name"]: one for one in graph.recorded.metadata.get("groups", ())}
     ids = graph.ids[~graph.in_background[graph.ids]]
-    for step in np.flatnonzero(covered_steps(graph)).tolist():
-        steps += 1
+    steps = np.flatnonzero(covered_steps(graph)).tolist()
+    for step in steps:
         of_step = ids[graph.step[ids] == step]
-        for backward, phases in enumerate((("forward", "loss"), ("backward",))):
-            codes = [phase_code(phase) for phase in phases]
-            mine = of_step[np.isin(graph.phase[of_step], codes)]
+        for back, phases in enumerate(PASSES):
+            mine = of_step[np.isin(graph.phase[of_step], [*map(phase_code, phases)])]
             of_layer = place_of[graph.layer[mine]]
             known = np.flatnonzero(of_layer >= 0)
             if not len(known):
@@ -117,15 +153,27 @@ def _times(graph: Graph, place_of: Any, count: int) -> tuple[Any, float, dict[st
             # What lies between two blocks goes with the one before.
             before = np.searchsorted(known, np.arange(len(mine)), side="right") - 1
             place = of_layer[known[np.maximum(before, 0)]] + 1
-            place[: known[0]], place[known[-1] + 1 :] = ((count + 1, 0) if backward else (0, count + 1))
-            for code, at in zip(graph.layer[mine].tolist(), place.tolist(), strict=True):
-                layers.setdefault(graph.texts["layer"][code] if code >= 0 else None, at)
-            on_gpu = graph.kind[mine] != CPU
-            took = graph.duration_ns[mine] + np.where(on_gpu, 0, graph.gap_ns[mine])
-            np.add.at(times, (backward, on_gpu.astype(int), place), took)
+            ends = (count - 1, 0) if back else (0, count - 1)
+            place[: known[0]], place[known[-1] + 1 :] = ends
+            kind = graph.kind[mine]
+            took = graph.duration_ns[mine] * (kind != COLLECTIVE) + graph.gap_ns[mine] * (
+                kind == CPU
+            )
+            np.add.at(times, (place, back, (kind != CPU).astype(int)), took / len(steps))
+            where = dict(zip(mine.tolist(), place.tolist(), strict=True))
+            tasks = graph.tasks(mine)
+            for task, layer in zip(tasks.ids.tolist(), tasks.layer, strict=True):
+                layers.setdefault(layer, where[task])
+            tasks = tasks.where(kind="collective")
+            columns = tasks.ids.tolist(), tasks.group, tasks.collective, tasks.bytes.tolist()
+            for task, name, operation, nbytes in zip(*columns, strict=True):
+                group = groups.get(name, {})
+                members, said = len(group.get("ranks", ())), str(group.get("description"))
+                for axis in sorted(GROUPS, key=lambda axis: axis not in said):
+                    if getattr(of, axis) == members > 1:
+                        size = bytes_of_message(operation, max(nbytes, 0), members)
+                        exchanges[back, where[task]].append(Exchange(axis, operation, size))
+                        break
         update = of_step[graph.phase[of_step] == phase_code("optimizer")]
-        on_gpu = graph.kind[update] != CPU
-        update_ns += graph.duration_ns[update][on_gpu if on_gpu.any() else ~on_gpu].sum()
-    if not times[:, 1].any():  # a recording of the CPU: its operators are the work
-        times = times[:, ::-1]
-    return times / max(steps, 1), update_ns / max(steps, 1), layers
+        update_ns += graph.duration_ns[update][graph.kind[update] != CPU].sum() / len(steps)
+    return times, update_ns, layers, exchanges

@@ -1,77 +1,33 @@
 """The search: which strategies fit, which of them is fastest or cheapest, and what the others lack.
 
 A strategy is left out unpredicted only where that is certain: the model cannot be divided like that, its memory
-is known not to fit, or one that was predicted needs no more memory and is faster than this could be.
+does not fit, or one that was predicted needs no more memory and GPUs, and less time than this does at least.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import log
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeVar
 
 from msgspec import field
 
 from daydream.errors import DaydreamError, GraphError
 from daydream.lazy import NotebookTables
 from daydream.parallel import map_on
-from daydream.plan.strategies import Limits, Sizes, Strategy, valid_strategies
+from daydream.plan.predictor import Candidate, Job
+from daydream.plan.strategies import CHOICES, Limits, Strategy, valid_strategies
 from daydream.results import Record
 
 FIRST = 8  # one of so many is predicted before dominated ones are left out
 MORE = (2, 4, 8, 16, 32, 64)  # times as many GPUs, or parts of the batch, that advice looks at
+SHOWN = 8  # rows of a table
 NS_PER_HOUR = 3.6e12
 By = Literal["time", "cost"]
-SHOWN = 8  # rows of a table
-
-
-class Predictor(Protocol):
-    """What tells time and memory of a strategy. Each raises `DaydreamError` where it cannot."""
-
-    def prepare(self, strategies: Sequence[Strategy], **how: Any) -> None:
-        """Get ready to be asked about these; `how`: capacity, engine and progress."""
-
-    def memory_bytes(self, strategy: Strategy) -> int:
-        """Return the peak of the GPU that needs most."""
-
-    def least_ns(self, strategy: Strategy) -> int:
-        """Return what a step takes at least."""
-
-    def predict(self, strategy: Strategy) -> Candidate:
-        """Return the step and its parts."""
-
-
-class Candidate(Record):
-    """A strategy that was predicted; times are ns per step.
-
-    Attributes:
-        strategy: which.
-        gpus: how many it takes.
-        step_ns: the step.
-        step_low_ns: the lower end of its 90% interval.
-        step_high_ns: the upper end.
-        memory_bytes: peak of the GPU that needs most.
-        parts_ns: what the step waits for, by name; they add up to it.
-        bound: what limits it: the largest part, or `memory`: without checkpointing or offload it does not fit.
-        lost_to: the largest part but for computing.
-        hours: of so many tokens.
-        dollars: of these hours, by the price; of an hour where no tokens are given.
-    """
-
-    strategy: Strategy
-    gpus: int
-    step_ns: int
-    step_low_ns: int
-    step_high_ns: int
-    memory_bytes: int
-    parts_ns: dict[str, int]
-    bound: str = ""
-    lost_to: str = ""
-    hours: float | None = None
-    dollars: float | None = None
+Answer = TypeVar("Answer")
 
 
 class Turn(Record):
@@ -90,9 +46,9 @@ class Advice(Record):
     """What would make the step fit.
 
     Attributes:
-        change: what to change.
-        strategy: one that then fits.
-        memory_bytes: what that needs.
+        change: what to change; the first entry is what needs least as it is.
+        strategy: the one that then needs least.
+        memory_bytes: how much.
     """
 
     change: str
@@ -104,17 +60,15 @@ class Seen(Record):
     """How much of the space was looked at: strategies, in the order in which they are left out.
 
     Attributes:
-        possible: ways to spread so many GPUs and samples.
-        invalid: how many the model cannot be divided by, by the reason.
-        refused: how many the script or the model of time cannot do, by the reason.
+        possible: ways to divide the samples among so many GPUs.
+        impossible: how many the model or the script does not allow, by the reason.
         too_large: how many do not fit the memory.
-        dominated: how many one that was predicted beats in time, cost and memory, whatever they take.
+        dominated: how many one that was predicted beats in time, memory and GPUs, whatever they take.
         predicted: how many were predicted.
     """
 
-    possible: int = 0
-    invalid: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    possible: int
+    impossible: dict[str, int]
     too_large: int = 0
     dominated: int = 0
     predicted: int = 0
@@ -128,15 +82,11 @@ class Plan(Record, NotebookTables, eq=False):
         gpus: numbers of GPUs that were asked about.
         batch: samples of a step.
         capacity_bytes: memory of a GPU.
-        price: dollars for an hour of a GPU.
-        tokens: that hours and dollars are for.
-        candidates: those that fit and were predicted, best first.
-        front: places, among them, of those that none beats in time, memory and cost.
-        turn: what would have to be false for the second to win.
-        own: the script's own settings, or those of the trace.
-        least: the strategy that needs least memory.
-        advice: what would make it fit, where nothing does.
         seen: how much of the space was looked at.
+        candidates: those that fit and were predicted, best first.
+        turn: what would have to be false for the second to win.
+        own: the script's own settings.
+        advice: what would make it fit, where nothing does.
         notes: what a reader should know before trusting the figures.
     """
 
@@ -144,28 +94,22 @@ class Plan(Record, NotebookTables, eq=False):
     gpus: list[int]
     batch: int
     capacity_bytes: int
-    price: float | None = None
-    tokens: float | None = None
+    seen: Seen
     candidates: list[Candidate] = field(default_factory=list)
-    front: list[int] = field(default_factory=list)
     turn: Turn | None = None
     own: Candidate | None = None
-    least: Advice | None = None
     advice: list[Advice] = field(default_factory=list)
-    seen: Seen = field(default_factory=Seen)
     notes: list[str] = field(default_factory=list)
 
 
 def plan(
-    predictor: Predictor,
+    job: Job,
     gpus: Sequence[int],
     batch: int,
-    sizes: Sizes,
     *,
-    capacity: int,
+    capacity: int | None = None,
     by: By = "time",
     limits: Limits | None = None,
-    own: Strategy | None = None,
     price: float | None = None,
     tokens: float | None = None,
     engine: Any = "local",
@@ -174,188 +118,153 @@ def plan(
     """Return the strategies for a job that fit its GPUs, best first.
 
     Args:
-        predictor: tells time and memory.
+        job: what is known of it.
         gpus: how many there may be.
         batch: samples of a step.
-        sizes: what the model can be divided by.
         capacity: memory of a GPU, bytes.
         by: whether time or cost counts.
         limits: the values that an axis may have.
-        own: the script's own settings.
         price: dollars for an hour of a GPU.
         tokens: that hours and dollars are for.
         engine: where strategies are predicted, see `daydream.parallel`.
         progress: told what is being done, and the share done.
 
     Raises:
-        GraphError: a number makes no sense, or nothing that was asked for can be predicted.
+        GraphError: nothing that was asked for can be predicted.
     """
-    if not gpus or min([*gpus, batch]) < 1:
-        raise GraphError("the GPUs and the batch are whole numbers of 1 or more")
-    limits = {**({} if sizes.experts else {"ep": [1]}), **(limits or {})}
-    found = Plan(by, sorted({*gpus}), batch, capacity, price, tokens)
-    seen, valid = found.seen, list[Strategy]()
-    for number in found.gpus:
-        some, invalid = valid_strategies(number, batch, sizes, limits)
+    limits, capacity = {**(limits or {}), **job.limits}, capacity or job.capacity
+    valid, impossible = list[Strategy](), Counter[str]()
+    for number in sorted({*gpus}):
+        some, others = valid_strategies(number, batch, job.sizes, limits)
         valid += some
-        seen.invalid = dict(Counter(seen.invalid) + invalid)
-    seen.possible = len(valid) + sum(seen.invalid.values())
-    predictor.prepare(
-        [*valid, *([own] if own else [])], capacity=capacity, engine=engine, progress=progress
-    )
-    refused = Counter[str]()
-    known: dict[Strategy, int] = {}
-    for strategy in valid:
-        try:
-            known[strategy] = predictor.memory_bytes(strategy)
-        except DaydreamError as error:
-            refused[_first_line(error)] += 1
-    fits = {strategy: nbytes for strategy, nbytes in known.items() if nbytes <= capacity}
-    seen.too_large = len(known) - len(fits)
-
-    def weight(strategy: Strategy) -> int:
-        return strategy.world_size if by == "cost" else 1
-
-    least = {each: predictor.least_ns(each) for each in fits}
-    waiting = sorted(fits, key=lambda each: least[each] * weight(each))
-    for part in (len(waiting) // FIRST + 1, len(waiting)):
-        now, waiting = waiting[:part], waiting[part:]
-        answers = map_on(
-            engine, _predictions, predictor, now, progress=progress and partial(progress, "predicting")
+        impossible += others
+    seen = Seen(len(valid) + sum(impossible.values()), {})
+    job.prepare(valid, capacity, engine, progress and partial(progress, "emulating"))
+    known = _answered(valid, map(_tried(job.memory_bytes), valid), impossible)
+    if not known:
+        reasons = [*impossible, "dp x fsdp does not divide the batch"]
+        raise GraphError(
+            f"none of {seen.possible:,} strategies can be predicted: {'; '.join(reasons[:3])}"
         )
-        for answer in answers:
-            if isinstance(answer, str):
-                refused[answer] += 1
-            else:
-                found.candidates.append(answer)
-        points = [(each.step_ns, each.memory_bytes, each.gpus) for each in found.candidates]
-        best = [points[at] for at in _front(points)]
-        left = [
+    found = Plan(by, sorted({*gpus}), batch, capacity, seen, notes=[*job.notes])
+    fits = {each: nbytes for each, nbytes in known.items() if nbytes <= capacity}
+    seen.too_large = len(known) - len(fits)
+    if not fits:
+        found.advice = [*_advice(job, found, limits)]
+    say = progress and partial(progress, "predicting")
+    least = {each: job.least_ns(each) for each in fits}
+    waiting = sorted(fits, key=lambda each: least[each] * _weight(each, by))
+    for part in (len(waiting) // FIRST + 1, len(waiting)):
+        now, later = waiting[:part], waiting[part:]
+        answers = map_on(engine, _tried, job.predict, now, progress=say)
+        found.candidates += _answered(now, answers, impossible).values()
+        best = _front([_point(each) for each in found.candidates])
+        waiting = [
             each
-            for each in waiting
+            for each in later
             if not any(
                 ns < least[each] and nbytes <= fits[each] and number <= each.world_size
                 for ns, nbytes, number in best
             )
         ]
-        seen.dominated += len(waiting) - len(left)
-        waiting = left
-    seen.predicted, seen.refused = len(found.candidates), dict(refused)
-    if own is not None:
-        answer = _predictions(predictor)(own)
+        seen.dominated += len(later) - len(waiting)
+    seen.predicted, seen.impossible = len(found.candidates), dict(impossible)
+    found.candidates.sort(
+        key=lambda each: (each.step_ns * _weight(each.strategy, by), *_point(each), str(each))
+    )
+    if job.own is not None:
+        answer = _tried(job.predict)(job.own)
         if isinstance(answer, str):
-            found.notes.append(f"your own settings ({own}) cannot be predicted: {answer}")
+            found.notes.append(f"Your own settings ({job.own}) cannot be predicted: {answer}")
         else:
             found.own = answer
-    per_step = batch * sizes.sequence
-    for each in [*found.candidates, *([found.own] if found.own else [])]:
-        _complete(each, found, fits, per_step)
-    found.candidates.sort(
-        key=lambda each: (each.step_ns * weight(each.strategy), each.memory_bytes, str(each.strategy))
-    )
-    found.front = _front([(each.step_ns, each.memory_bytes, each.gpus) for each in found.candidates])
+    best = _front([_point(each) for each in found.candidates])
+    for each in [*found.candidates, *filter(None, [found.own])]:
+        parts = each.parts_ns
+        plainer = [
+            replace(each.strategy, **{axis: False})
+            for axis in ("checkpointing", "offload")
+            if getattr(each.strategy, axis)
+        ]
+        is_forced = plainer and not fits.keys() & plainer
+        each.bound = "memory" if is_forced else max(parts, key=parts.__getitem__)
+        each.lost_to = max(parts, key=lambda part: parts[part] * (part != "compute"))
+        each.best_of = _point(each) in best
+        if tokens is not None and job.sizes.sequence:
+            steps = tokens / (batch * job.sizes.sequence)
+            each.hours = steps * each.step_ns / NS_PER_HOUR
+        if price is not None:
+            each.dollars = (each.hours or 1.0) * price * each.gpus
     if len(found.candidates) > 1:
         found.turn = turn_of(found.candidates[0], found.candidates[1], by)
-    if not known:
-        reasons = [*seen.invalid, *refused] or ["no number of replicas divides the batch"]
-        raise GraphError(
-            f"none of {seen.possible:,} strategies can be predicted: {'; '.join(reasons[:3])}"
-        )
-    smallest = min(known, key=lambda each: (known[each], str(each)))
-    found.least = Advice("", smallest, known[smallest])
-    if not fits:
-        found.advice = [*_advice(predictor, found, sizes, limits)]
     return found
 
 
 def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
     """Return the part of both steps that need be wrong by the smallest factor for the second to win."""
-    weights = (best.gpus, second.gpus) if by == "cost" else (1, 1)
-    of_best, of_second = (
-        {name: ns * weight for name, ns in each.parts_ns.items()}
-        for each, weight in zip((best, second), weights, strict=True)
-    )
-    gap = second.step_ns * weights[1] - best.step_ns * weights[0]
+    here, there = _weight(best.strategy, by), _weight(second.strategy, by)
+    gap = second.step_ns * there - best.step_ns * here
     turns = []
-    for part in sorted({*of_best, *of_second}):
-        more = of_second.get(part, 0) - of_best.get(part, 0)
-        factor = 1 - gap / more if more else 0
-        if factor > 0:
+    for part in sorted({*best.parts_ns, *second.parts_ns}):
+        more = second.parts_ns.get(part, 0) * there - best.parts_ns.get(part, 0) * here
+        if more and (factor := 1 - gap / more) > 0:
             turns.append(Turn(part, factor))
     return min(turns, key=lambda each: abs(log(each.factor)), default=None)
 
 
-def _predictions(predictor: Predictor) -> Callable[[Strategy], Candidate | str]:
-    """Return what predicts a strategy, or says why it cannot."""
+def _weight(strategy: Strategy, by: By) -> int:
+    return strategy.world_size if by == "cost" else 1
 
-    def answer(strategy: Strategy) -> Candidate | str:
+
+def _point(each: Candidate) -> tuple[int, int, int]:
+    return each.step_ns, each.memory_bytes, each.gpus
+
+
+def _front(points: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return the points than which no other is lower or equal in everything."""
+    front: list[tuple[int, int, int]] = []
+    for point in sorted({*points}):
+        if not any(all(map(int.__le__, one, point)) for one in front):
+            front.append(point)
+    return front
+
+
+def _tried(ask: Callable[[Strategy], Answer]) -> Callable[[Strategy], Answer | str]:
+    """Return what asks about a strategy and, where there is no answer, says why."""
+
+    def answer(strategy: Strategy) -> Answer | str:
         try:
-            return predictor.predict(strategy)
+            return ask(strategy)
         except DaydreamError as error:
-            return _first_line(error)
+            return str(error).partition("\n")[0]
 
     return answer
 
 
-def _front(points: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the places of the points that no other is below or equal to in everything, less in something."""
-    order = sorted(range(len(points)), key=lambda at: points[at])
-    front: list[int] = []
-    for at in order:
-        if not any(
-            all(a <= b for a, b in zip(points[one], points[at], strict=True)) for one in front
-        ):
-            front.append(at)
-    return sorted(front)
+def _answered(
+    strategies: Sequence[Strategy], answers: Any, refused: Counter[str]
+) -> dict[Strategy, Any]:
+    """Return the answers by strategy; count why there is none to others."""
+    found = dict(zip(strategies, answers, strict=True))
+    refused.update(answer for answer in found.values() if isinstance(answer, str))
+    return {each: answer for each, answer in found.items() if not isinstance(answer, str)}
 
 
-def _complete(each: Candidate, found: Plan, fits: Mapping[Strategy, int], per_step: int) -> None:
-    """Fill in what limits a candidate, and what it costs."""
-    plainer = [
-        replace(each.strategy, **{axis: False})
-        for axis in ("checkpointing", "offload")
-        if getattr(each.strategy, axis)
-    ]
-    parts = each.parts_ns
-    each.bound = max(parts, key=lambda part: parts[part])
-    if plainer and not any(one in fits for one in plainer):
-        each.bound = "memory"
-    lost = {part: ns for part, ns in parts.items() if part != "compute" and ns}
-    each.lost_to = max(lost, key=lambda part: lost[part], default="")
-    if found.tokens is not None and per_step:
-        each.hours = found.tokens / per_step * each.step_ns / NS_PER_HOUR
-    if found.price is not None:
-        each.dollars = (1.0 if each.hours is None else each.hours) * found.price * each.gpus
-
-
-def _advice(
-    predictor: Predictor, found: Plan, sizes: Sizes, limits: Limits
-) -> Iterator[Advice]:
-    """Yield the least of each kind of change after which a strategy fits."""
+def _advice(job: Job, found: Plan, limits: Limits) -> Iterator[Advice]:
+    """Yield what needs least and, of each kind of change, the smallest after which a strategy fits."""
     gpus, batch = found.gpus[-1], found.batch
-    free = {axis: limits[axis] for axis in limits if axis not in ("checkpointing", "offload")}
-    kinds = [
-        [(f"{gpus * times:,} GPUs", gpus * times, batch, limits) for times in MORE],
-        [
-            (f"a batch of {batch // times:,}", gpus, batch // times, limits)
-            for times in MORE
-            if not batch % times
-        ],
-        [("checkpointing or offload", gpus, batch, free)] if len(free) < len(limits) else [],
+    free = {axis: values for axis, values in limits.items() if axis not in CHOICES}
+    kinds: list[list[tuple[str, int, int, Limits]]] = [
+        [("the least that any needs", gpus, batch, limits)],
+        [(f"with {gpus * times:,} GPUs", gpus * times, batch, limits) for times in MORE],
+        [(f"with a batch of {batch // times:,}", gpus, batch // times, limits) for times in MORE],
+        [("with checkpointing or offload", gpus, batch, free)],
     ]
     for kind in kinds:
         for change, number, samples, within in kind:
-            sized: dict[Strategy, int] = {}
-            for strategy in valid_strategies(number, samples, sizes, within)[0]:
-                try:
-                    sized[strategy] = predictor.memory_bytes(strategy)
-                except DaydreamError:  # of a shape that was never looked at
-                    continue
+            some, _ = valid_strategies(number, max(samples, 1), job.sizes, within)
+            sized = _answered(some, map(_tried(job.memory_bytes), some), Counter())
             best = min(sized, key=lambda each: (sized[each], str(each)), default=None)
-            if best is not None and sized[best] <= found.capacity_bytes:
+            if best is not None and (sized[best] <= found.capacity_bytes or kind is kinds[0]):
                 yield Advice(change, best, sized[best])
                 break
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

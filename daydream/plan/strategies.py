@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from daydream.results import Record
-from daydream.world import compose
+from daydream.world.compose import Strategy as Divided
 
 PARALLEL = ("dp", "fsdp", "tp", "pp", "ep", "cp")
 CHOICES: dict[str, list[bool | int]] = {  # by default
@@ -24,7 +24,7 @@ Limits = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Strategy(compose.Strategy):
+class Strategy(Divided):
     """How a step is divided, with what runs on the CPU.
 
     Attributes:
@@ -47,7 +47,7 @@ class Strategy(compose.Strategy):
         return ", ".join(parts)
 
 
-class Sizes(Record, frozen=True):
+class Sizes(Record):
     """What a model can be divided by; 0 where that is not known, which then forbids nothing.
 
     Attributes:
@@ -64,21 +64,19 @@ class Sizes(Record, frozen=True):
     sequence: int = 0
     gpus_per_node: int = 0
 
-    def why_not(self, of: compose.Strategy) -> str | None:
+    def why_not(self, of: Divided) -> str | None:
         """Return why the model cannot be divided like that, None if it can."""
-        if self.gpus_per_node and of.tp > self.gpus_per_node:
-            return "tp is larger than a node"
-        if self.heads % of.tp:
-            return "tp does not divide the heads"
-        if self.layers % (of.pp * of.chunks):
-            return "pp does not divide the layers"
-        if of.chunks > 1 and (of.pp == 1 or of.micro_batches % of.pp):
-            return "chunks need stages that divide the micro-batches"
-        if self.experts % of.ep or of.dp * of.fsdp * of.cp % of.ep:
-            return "ep does not divide the experts or their GPUs"
-        if of.cp > 1 and self.sequence % (2 * of.cp):
-            return "cp does not divide the sequence"
-        return None
+        chunked = of.chunks > 1 and (of.pp == 1 or of.micro_batches % of.pp)
+        reasons = {
+            "tp is larger than a node": of.tp > (self.gpus_per_node or of.tp),
+            "tp does not divide the heads": self.heads % of.tp,
+            "pp does not divide the layers": self.layers % (of.pp * of.chunks),
+            "chunks need stages that divide the micro-batches": chunked,
+            "ep does not divide the experts": self.experts % of.ep,
+            "ep does not divide the GPUs of a stage": of.world_size // of.pp % of.ep,
+            "cp does not divide the sequence": of.cp > 1 and self.sequence % (2 * of.cp),
+        }
+        return next((why for why, wrong in reasons.items() if wrong), None)
 
 
 def every_strategy(gpus: int, batch: int, limits: Limits) -> Iterator[Strategy]:
@@ -104,7 +102,7 @@ def every_strategy(gpus: int, batch: int, limits: Limits) -> Iterator[Strategy]:
         samples, left = divmod(batch, of["dp"] * of["fsdp"])
         for work in spread(("micro_batch", "micro_batches"), samples) if not left else ():
             for ep, switches in product(experts, switched):
-                yield Strategy(**of, **work, ep=ep, **switches)
+                yield Strategy(**{**of, **work, **switches, "ep": ep})
 
 
 def valid_strategies(

@@ -1,0 +1,228 @@
+"""Plans by hand: how many strategies there are, that nothing good is left out, and what is said."""
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+from view_text import view_text
+
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.errors import GraphError, NotApplicableError
+from daydream.plan.predictor import Candidate, Job
+from daydream.plan.search import Plan, Turn, plan, turn_of
+from daydream.plan.strategies import Sizes, Strategy, every_strategy, valid_strategies
+from daydream.report.html.page import page
+from daydream.report.text import lines
+from daydream.report.view import view
+from daydream.world.compose import Block, Model, Pass, compose
+
+PLAIN = {"checkpointing": [False], "offload": [False], "ep": [1]}
+GIB = 2**30
+ONE = {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [1]}
+
+
+class Made(Job):
+    """Time and memory of strategies by two functions; `least` is a part of the time."""
+
+    def __init__(self, ns, nbytes, sizes=Sizes(), least=0.0, own=None):
+        super().__init__({}, None, 0, 0, sizes, 1, {"ep": [1]}, own)
+        self.ns, self.nbytes, self.least = ns, nbytes, least
+
+    def memory_bytes(self, strategy):
+        return self.nbytes(strategy)
+
+    def least_ns(self, strategy):
+        return int(self.least * self.ns(strategy))
+
+    def predict(self, strategy):
+        ns = self.ns(strategy)
+        return Candidate(strategy, strategy.world_size, ns, ns, ns, self.nbytes(strategy), {"compute": ns})
+
+
+def test_strategies_of_four_gpus_and_samples_by_hand():
+    only = {**PLAIN, "pp": [1], "cp": [1], "fsdp": [1]}
+    # dp 4: one sample each. dp 2, tp 2: two, as 1 x 2 or 2 x 1. tp 4: four, as 1 x 4, 2 x 2 or 4 x 1.
+    every = list(every_strategy(4, 4, only))
+    assert sorted((each.tp, each.dp, each.micro_batch, each.micro_batches) for each in every) == [
+        (1, 4, 1, 1), (2, 2, 1, 2), (2, 2, 2, 1), (4, 1, 1, 4), (4, 1, 2, 2), (4, 1, 4, 1)
+    ]  # fmt: skip
+    assert {each.world_size for each in every} == {each.batch for each in every} == {4}
+
+    found, refused = valid_strategies(4, 4, Sizes(heads=6), only)  # 4 does not divide 6 heads
+    assert (len(found), refused) == (3, {"tp does not divide the heads": 3})
+
+
+def test_every_axis_counts():
+    # Two GPUs on tp, pp or cp (2 samples are cut in 2 ways), on fsdp or dp (1): 8; ep 1 or 2, and 2 x 2 choices.
+    assert len(list(every_strategy(2, 2, {}))) == 8 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "why"),
+    [
+        (Sizes(gpus_per_node=8), Strategy(tp=16), "node"),
+        (Sizes(layers=6), Strategy(pp=4), "layers"),
+        (Sizes(layers=8), Strategy(pp=2, chunks=2, micro_batches=3), "chunks"),
+        (Sizes(experts=8), Strategy(ep=4, dp=2), "ep"),
+        (Sizes(experts=6), Strategy(ep=4, dp=4), "ep"),
+        (Sizes(sequence=4100), Strategy(cp=4), "cp"),
+        (Sizes(8, 8, 8, 4096, 8), Strategy(tp=2, pp=4, cp=2, ep=4, dp=2), None),
+    ],
+)
+def test_what_a_model_forbids(sizes, strategy, why):
+    said = sizes.why_not(strategy)
+    assert said is None if why is None else why in said
+
+
+@pytest.mark.parametrize("by", ["time", "cost"])
+@pytest.mark.parametrize("seed", range(8))
+def test_pruning_drops_neither_the_best_nor_any_of_the_front(seed, by):
+    def drawn(strategy, what):
+        return random.Random(f"{seed} {what} {strategy}").randrange(1, 40)
+
+    made = Made(lambda one: drawn(one, "ns"), lambda one: drawn(one, "bytes"), least=0.9)
+    found = plan(made, [4, 8], 8, capacity=30, by=by)
+
+    every = [each for gpus in (4, 8) for each in every_strategy(gpus, 8, {"ep": [1]})]
+    points = {
+        each: (made.ns(each), made.nbytes(each), each.world_size) for each in every if made.nbytes(each) <= 30
+    }
+    front = {
+        points[one] for one in points
+        if not any(points[other] != points[one] and all(map(int.__le__, points[other], points[one]))
+                   for other in points)
+    }  # fmt: skip
+    weight = {each: each.world_size if by == "cost" else 1 for each in points}
+    best = found.candidates[0]
+    assert best.step_ns * weight[best.strategy] == min(ns * weight[each] for each, (ns, *_) in points.items())
+    shown = [each for each in found.candidates if each.best_of]
+    assert {(each.step_ns, each.memory_bytes, each.gpus) for each in shown} == front
+    seen = found.seen
+    assert seen.dominated > 0
+    assert seen.too_large + seen.dominated + seen.predicted == len(every) == seen.possible
+
+
+def test_the_engine_changes_no_answer():
+    model = Model((Block("layer", Pass(10), Pass(20), 1000, input_bytes=8, saved_bytes=100),) * 4)
+    job = Job({(1, 1, 1, 1): model}, find_cluster("dgx-h100"), 64, 0.1, Sizes(4), 40_000, ONE)
+    one, two = (plan(job, [8], 8, engine=each) for each in ("local", "processes:2"))
+    assert one.to_json() == two.to_json()
+    assert one.candidates
+
+
+def test_what_would_have_to_be_false_for_the_second_to_win():
+    def of(strategy, **parts):
+        ns = sum(parts.values())
+        return Candidate(strategy, strategy.world_size, ns, ns, ns, 1, parts)
+
+    best = of(Strategy(dp=2), compute=100, tp=50)
+    # 20 apart: tp 70 instead of 50 is 1.4 times, bubble 60 instead of 80 is 0.75 times, the nearer to 1.
+    assert turn_of(best, of(Strategy(pp=2), compute=90, bubble=80)) == Turn("bubble", 0.75)
+    # 10 apart, and 20 more or less of tp or bubble: 1.5 times tp, or half the bubble.
+    assert turn_of(best, of(Strategy(pp=2), compute=110, tp=30, bubble=20)) == Turn("tp", 1.5)
+    assert turn_of(best, of(Strategy(pp=2), compute=100, tp=50, bubble=5)) is None
+    # Of GPUs times time 180 and 260; compute is 160 and 120 of it: three times that makes both 500.
+    cheap, dear = of(Strategy(dp=2), compute=80, tp=10), of(Strategy(dp=4), compute=30, tp=20, launch=15)
+    assert turn_of(cheap, dear, "cost") == Turn("compute", 3)
+
+
+def shown(own=None, capacity=24 * GIB, **how):
+    """Return a plan by hand: 4 s of work on 2 or 4 GPUs, half again with checkpointing, 10 ms a replica."""
+    made = Made(
+        lambda one: 4 * 10**9 // one.world_size * (3 if one.checkpointing else 2) // 2 + one.dp * 10**7,
+        lambda one: (40 if one.checkpointing else 64) * GIB // one.fsdp,
+        Sizes(sequence=1000),
+        own=own,
+    )
+    limits = {**PLAIN, **ONE, "checkpointing": [False, True], "pp": [1]}
+    return plan(made, [2, 4], 8, limits=limits, capacity=capacity, **how)
+
+
+def test_hours_dollars_bounds_and_own_settings():
+    own = Strategy(dp=2, micro_batches=4)
+    found = shown(price=3.0, tokens=8e6, own=own)
+    best, second, *_ = found.candidates
+    # 8 samples of 1,000 tokens a step: 1,000 steps of 1.01 s, on 4 GPUs at 3 dollars an hour.
+    assert (best.strategy.fsdp, best.step_ns) == (4, 10**9 + 10**7)
+    assert (best.hours, best.dollars) == (pytest.approx(1010 / 3600), pytest.approx(1010 / 3600 * 12))
+    assert (second.strategy.checkpointing, second.bound) == (True, "compute")
+    assert {each.bound for each in found.candidates if each.gpus == 2} == {"memory"}  # 64 GiB / 2 is too much
+    assert found.own.strategy == own
+    assert found.own.memory_bytes == 64 * GIB
+    assert found.seen.impossible == {}
+    assert msgspec.convert(found.to_json(), Plan).to_json() == found.to_json()
+
+
+SCREEN = """\
+fsdp 4, 2 x 1: 1,010.0 ms per step (90% interval 1,010.0 to 1,010.0 ms)
+  of 2, 4 GPUs of 24 GiB, 8 samples a step; 16.00 GiB of memory, 8,192.0 MiB
+     left
+
+  strategy                       GPUs  step, ms  memory, GiB   bound by, lost to
+  fsdp 4, 2 x 1                     4   1,010.0        16.00   compute
+  fsdp 4, 2 x 1, checkpointing      4   1,510.0        10.00   compute
+  dp 2, fsdp 2,...checkpointing     4   1,520.0        20.00   memory, compute
+  fsdp 2, 4 x 1, checkpointing      2   3,010.0        20.00   memory, compute
+  your own: dp 2, 4 x 1             2   2,020.0        64.00   does not fit
+  N x M: N micro-batches of M samples for each replica
+  seen: 10 strategies: 4 predicted, 6 too large, 0 slower for certain\
+"""
+NOTHING = """\
+nothing fits 2, 4 GPUs of 8 GiB, 8 samples a step
+  the least that any needs: fsdp 4, 2 x 1, checkpointing: 10.00 GiB
+  with 8 GPUs: fsdp 8, 1 x 1, checkpointing: 5,120.0 MiB
+  seen: 10 strategies: 0 predicted, 10 too large, 0 slower for certain\
+"""
+
+
+def test_the_screen_fits_eighty_columns():
+    found = shown(price=3.0, tokens=8e6, own=Strategy(dp=2, micro_batches=4))
+    text = "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(view(found), 80))
+    assert text == SCREEN, text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_page_draws_every_strategy():
+    found = shown()
+    text = page(found)
+    assert text.count("<circle") == len(found.candidates) == 4
+    assert text.count('#1f6feb"><title>') == sum(each.best_of for each in found.candidates)
+
+
+def test_a_search_that_finds_nothing_says_what_would_fit():
+    found = shown(capacity=8 * GIB)
+    # The least is 40 GiB / 4; of 8 GPUs each has 5 GiB with checkpointing. No batch changes memory here.
+    assert found.candidates == []
+    said = [(each.change, each.memory_bytes) for each in found.advice]
+    assert said == [("the least that any needs", 10 * GIB), ("with 8 GPUs", 5 * GIB)]
+    assert view_text(found) == NOTHING
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(GraphError, match=r"none of 0 strategies .* does not divide the batch"):
+        plan(Made(lambda _: 1, lambda _: 1), [4], 3, limits={"dp": [4]})
+
+    def refuse(strategy):
+        raise NotApplicableError("no such shape\nmore")
+
+    with pytest.raises(GraphError, match="none of 1 strategies can be predicted: no such shape"):
+        plan(Made(refuse, refuse), [1], 1, limits=PLAIN)
+
+
+def test_blocks_are_composed_and_offloaded():
+    model = Model((Block("layer", Pass(10), Pass(20), 1000, saved_bytes=100),) * 4, optimizer_ns=0.5)
+    blocks = Job({(1, 1, 1, 2): model}, find_cluster("dgx-h100"), 64, 0.1, Sizes(4), 1, ONE)
+    plain = Strategy(micro_batch=2, micro_batches=3)
+    found = blocks.predict(plain)
+    assert found.step_ns == compose(model, plain, blocks.cluster).step_ns == 3 * 4 * 30 + 4000 * 0.5
+    assert blocks.least_ns(plain) == 360
+    assert blocks.least_ns(replace(plain, checkpointing=True)) == 3 * 4 * 40
+    # 4,000 parameters of 2 + 4 + 12 bytes, activations of four layers. Offloaded, 12 of these are on the CPU;
+    # 6 bytes of each cross at 64 GB/s, and eight GPUs of a node share CPUs that take 0.22 ns a parameter.
+    assert blocks.memory_bytes(plain) == 4000 * 18 + 400
+    offloaded = replace(plain, offload=True)
+    assert blocks.memory_bytes(offloaded) == 4000 * 6 + 400
+    assert blocks.predict(offloaded).step_ns == round(360 + 4000 * (6 / 64 + 8 * 0.22))
+    with pytest.raises(NotApplicableError, match="not looked at"):
+        blocks.memory_bytes(Strategy())
