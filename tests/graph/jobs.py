@@ -18,8 +18,8 @@ def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=Non
     #  rank r  |cpu[r]|launch 5|launch 5|cpu[r]|...
     #                   |gpu[r]      |1|all-reduce: waits for the other, 20|
     now, free = [0, 0], [-1, -1]
-    rows: list[dict] = []
-    borders: tuple[list[int], list[int]] = ([0], [0])
+    rows = []
+    borders = ([0], [0])
     for n in range(steps):
         arrived = []
         for rank in (0, 1):

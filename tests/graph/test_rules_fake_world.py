@@ -1,7 +1,5 @@
 """Collectives of a fake world on a cluster of round figures. Times in microseconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,8 +7,10 @@ from small_traces import note, op, trace
 
 import daydream
 from daydream import build
+from daydream.cli import main
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.lower import problems
+from daydream.report.views.step import headline
 from daydream.simulate.steady_state import settle
 
 MB = 1_000_000
@@ -143,6 +143,8 @@ def test_overlap_hides_what_the_program_waits_for(cluster):
     found = daydream.whatif(daydream.replay(job(cluster, nbytes=100_000)), "overlap")
 
     assert found.predicted_ns == pytest.approx(1000 * WORK, abs=10)
+    assert "launch-bound CPU" not in found.breakdowns()[1]["by_cause"]  # there is no device to launch to
+    assert str(headline(found)).count("rank 0 of 4 in a fake world") == 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor-parallel", "pipeline", "scaling"])
@@ -150,3 +152,11 @@ def test_nothing_is_shared_out_a_second_time(cluster, name):
     replay = daydream.replay(job(cluster))
     with pytest.raises(NotApplicableError, match=r"rank 0 of 4 in a fake world.*collect --world N"):
         daydream.scaling(replay) if name == "scaling" else daydream.whatif(replay, name)
+
+
+@pytest.mark.parametrize("asked", ["scaling", "whatif ddp", "sweep ddp --set workers=2,4"])
+def test_it_is_refused_whatever_machines_are_named(cluster, tmp_path, capsys, asked):
+    job().save(path := tmp_path / "job.parquet")
+    with pytest.raises(SystemExit, match="1"):
+        main([*asked.split(), "--cluster", cluster, str(path)])
+    assert "rank 0 of 4 in a fake world, which share the work already" in capsys.readouterr().err

@@ -141,7 +141,8 @@ def cluster_of_world(trace: Trace) -> Cluster:
     if world.get("cluster") is None:
         raise GraphError(
             f"recorded in a fake world of {world['world_size']:,} ranks, where collectives take no time; name "
-            f"their machines with --cluster, such as dgx-h100, or a file of your own"
+            "their machines with --cluster, such as dgx-h100, or a file of your own; for a change that has an "
+            "option of that name, when it is recorded"
         )
     return find_cluster(world["cluster"]).holding(world["world_size"])
 

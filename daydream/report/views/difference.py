@@ -34,6 +34,7 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, columns, moved_bound
 from daydream.text import counted
 from daydream.text import listed as some_of
+from daydream.trace.recorded_time import in_fake_world
 
 if TYPE_CHECKING:
     from daydream.predict.compare import Difference, Side
@@ -92,7 +93,8 @@ def _side(side: Side) -> str:
     devices = listed(side.devices) if side.devices else "GPU of unknown name"
     ranks = f" on {counted(side.ranks, 'rank')}" if side.ranks > 1 else ""
     steps = counted(side.steps, "step")
-    return f"{name}: {devices if side.on_device else 'CPU only'}, {steps}{ranks}"
+    parts = [devices if side.on_device else "CPU only", steps + ranks]
+    return f"{name}: {', '.join(filter(None, [*parts, in_fake_world(side.graph.recorded)]))}"
 
 
 def _answer(found: Difference) -> list[Block]:
