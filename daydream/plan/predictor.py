@@ -33,7 +33,7 @@ class Candidate(Record):
         parts_ns: what the step waits for, by name; they add up to it.
         bound: what limits it: the largest part, or `memory`: without checkpointing or offload it does not fit.
         lost_to: the largest part but for computing.
-        best_of: whether no other is better in time, memory and GPUs.
+        best_of: whether no other that was predicted is better in time, memory and GPUs.
         hours: of the tokens that were asked about.
         dollars: of these hours, by the price; of one hour where no tokens are given.
     """
@@ -82,16 +82,10 @@ class Job:
         """Get ready to be asked about these; what is known of a trace is known."""
 
     def memory_bytes(self, strategy: Strategy) -> int:
-        """Return the peak of the GPU that needs most. Raises `DaydreamError` where it is not known."""
+        """Return the peak of the GPU that needs most. Raises `DaydreamError` where that cannot be."""
+        if why := self.sizes.why_not(strategy):
+            raise NotApplicableError(why)
         return round(max(peaks(self._model(strategy), strategy)))
-
-    def least_ns(self, strategy: Strategy) -> int:
-        """Return what a step takes at least: the kernels of all blocks, divided evenly among the stages."""
-        total = 0.0
-        for block in self._model(strategy).blocks:
-            again = strategy.checkpointing and block.is_layer
-            total += block.forward.gpu_ns * (1 + again) + block.backward.gpu_ns
-        return int(total * strategy.micro_batches / strategy.pp)
 
     def predict(self, strategy: Strategy) -> Candidate:
         """Return the step and its parts. Raises `DaydreamError` where they are not known."""
@@ -115,5 +109,5 @@ class Job:
         if not strategy.offload:
             return model
         crossing = (model.gradient_bytes + model.parameter_bytes) / self.pcie
-        update = CPU_UPDATE_NS * self.cluster.gpus_per_node
-        return replace(model, optimizer_bytes=0, optimizer_ns=crossing + update)
+        update = crossing + CPU_UPDATE_NS * self.cluster.gpus_per_node
+        return replace(model, optimizer_bytes=0, optimizer_ns=max(update, model.optimizer_ns))

@@ -43,12 +43,12 @@ def of_trace(replay: Replay, cluster: str) -> Job:
         TraceError: no memory was recorded.
         DaydreamError: there is no such cluster.
     """
-    graph, machines, device = replay.graph, find_cluster(cluster), device_of(replay.graph)
+    graph, machines = replay.graph, find_cluster(cluster)
     if (graph.kind[graph.ids] == COLLECTIVE).any():
         raise NotApplicableError(
             "this is one of several ranks; plan from the trace of one GPU alone"
         )
-    model, sizes, samples = recorded_model(replay)
+    device, (model, sizes, samples) = device_of(graph), recorded_model(replay)
     if not samples:
         raise NotApplicableError(
             "the trace does not tell how many samples a step has: it has no shapes"
@@ -91,6 +91,9 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
     for step in np.unique(held["step"][activation]):
         mine = activation & (held["step"] == step)
         saved = np.maximum(saved, np.bincount(place[mine], held["bytes"][mine], count))
+    if not saved[1:-1].any():  # nothing tells who asked: blocks are alike
+        saved[1:-1] = saved.sum() / len(names)
+        saved[-1] = 0
     elements, nbytes = np.zeros(count), 0
     for one in held.parameters.get(0, []):
         number = prod(one["shape"])
@@ -134,7 +137,7 @@ def _times(graph: Graph, place_of: Any, count: int, of: Strategy) -> tuple[Any, 
         ns, shape (`count` places, forward or backward, CPU or GPU), float64; of the update, ns; the place of each
         layer; by (forward or backward, place) what is exchanged.
     """
-    times, update_ns = np.zeros((count, 2, 2)), 0.0
+    times, update = np.zeros((count, 2, 2)), np.zeros(2)
     layers: dict[str, int] = {}
     exchanges: dict[tuple[int, int], list[Exchange]] = {
         (back, at): [] for back in (0, 1) for at in range(count)
@@ -174,6 +177,9 @@ def _times(graph: Graph, place_of: Any, count: int, of: Strategy) -> tuple[Any, 
                         size = bytes_of_message(operation, max(nbytes, 0), members)
                         exchanges[back, where[task]].append(Exchange(axis, operation, size))
                         break
-        update = of_step[graph.phase[of_step] == phase_code("optimizer")]
-        update_ns += graph.duration_ns[update][graph.kind[update] != CPU].sum() / len(steps)
-    return times, update_ns, layers, exchanges
+        mine = of_step[graph.phase[of_step] == phase_code("optimizer")]
+        is_cpu = graph.kind[mine] == CPU
+        took = graph.duration_ns[mine] + graph.gap_ns[mine] * is_cpu
+        np.add.at(update, (~is_cpu).astype(int), took / len(steps))
+    on_cpu, on_gpu = times.sum((0, 1))  # whichever of the two the step waits for
+    return times, update[int(on_gpu >= on_cpu)], layers, exchanges

@@ -78,6 +78,7 @@ class Emulated(Job):
 
     def prepare(self, strategies: Sequence[Strategy], capacity: int, engine: Any, say: Any) -> None:
         """Emulate each shape; none with more samples where those with fewer do not fit."""
+        strategies = [each for each in strategies if not self.sizes.why_not(each)]
         left = {each.shape[:3] for each in strategies}
         for micro_batch in sorted({each.micro_batch for each in strategies}):
             wanted = {each.shape for each in strategies if each.micro_batch == micro_batch}
@@ -168,11 +169,12 @@ def of_script(
     if isinstance(stage, str):
         raise NotApplicableError(stage)
     model, sizes, samples = stage
-    own = replace(own, micro_batch=samples or own.micro_batch)
+    free = {*AXES} if function else by_axis.keys()
+    if "micro_batch" not in free:
+        own = replace(own, micro_batch=samples or 1)
     found.models[own.shape] = model
     own = replace(own, dp=own.dp * max(job[0] // own.world_size, 1))
     found.own = replace(own, micro_batches=max(job[1] * own.micro_batches // own.batch, 1))
-    free = {*AXES} if function else by_axis.keys()
     found.limits = {axis: [getattr(own, axis)] for axis in SHAPE if axis not in free}
     found.sizes = sizes.but(gpus_per_node=machines.gpus_per_node, sequence=sizes.sequence * own.cp)
     return found

@@ -1,7 +1,7 @@
 """The search: which strategies fit, which of them is fastest or cheapest, and what the others lack.
 
 A strategy is left out unpredicted only where that is certain: the model cannot be divided like that, its memory
-does not fit, or one that was predicted needs no more memory and GPUs, and less time than this does at least.
+does not fit, or it fits without checkpointing or offload, which only add work.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from daydream.errors import DaydreamError, GraphError
 from daydream.lazy import NotebookTables
 from daydream.parallel import map_on
 from daydream.plan.predictor import Candidate, Job
-from daydream.plan.strategies import CHOICES, Limits, Strategy, valid_strategies
+from daydream.plan.strategies import CHOICES, Limits, Strategy, every_strategy
 from daydream.results import Record
 
-FIRST = 8  # one of so many is predicted before dominated ones are left out
 MORE = (2, 4, 8, 16, 32, 64)  # times as many GPUs, or parts of the batch, that advice looks at
 SHOWN = 8  # rows of a table
 NS_PER_HOUR = 3.6e12
@@ -63,7 +62,7 @@ class Seen(Record):
         possible: ways to divide the samples among so many GPUs.
         impossible: how many the model or the script does not allow, by the reason.
         too_large: how many do not fit the memory.
-        dominated: how many one that was predicted beats in time, memory and GPUs, whatever they take.
+        dominated: how many fit without their checkpointing or offload, and so are slower.
         predicted: how many were predicted.
     """
 
@@ -133,42 +132,26 @@ def plan(
         GraphError: nothing that was asked for can be predicted.
     """
     limits, capacity = {**(limits or {}), **job.limits}, capacity or job.capacity
-    valid, impossible = list[Strategy](), Counter[str]()
-    for number in sorted({*gpus}):
-        some, others = valid_strategies(number, batch, job.sizes, limits)
-        valid += some
-        impossible += others
-    seen = Seen(len(valid) + sum(impossible.values()), {})
-    job.prepare(valid, capacity, engine, progress and partial(progress, "emulating"))
-    known = _answered(valid, map(_tried(job.memory_bytes), valid), impossible)
+    found = Plan(by, sorted({*gpus}), batch, capacity, Seen(0, {}), notes=[*job.notes])
+    every = [each for number in found.gpus for each in every_strategy(number, batch, limits)]
+    job.prepare(every, capacity, engine, progress and partial(progress, "emulating"))
+    seen, impossible = found.seen, Counter[str]()
+    known = _answered(every, map(_tried(job.memory_bytes), every), impossible)
     if not known:
         reasons = [*impossible, "dp x fsdp does not divide the batch"]
         raise GraphError(
-            f"none of {seen.possible:,} strategies can be predicted: {'; '.join(reasons[:3])}"
+            f"none of {len(every):,} strategies can be predicted: {'; '.join(reasons[:3])}"
         )
-    found = Plan(by, sorted({*gpus}), batch, capacity, seen, notes=[*job.notes])
-    fits = {each: nbytes for each, nbytes in known.items() if nbytes <= capacity}
-    seen.too_large = len(known) - len(fits)
+    fits = {each for each, nbytes in known.items() if nbytes <= capacity}
     if not fits:
         found.advice = [*_advice(job, found, limits)]
+    wanted = [each for each in known if each in fits and not _plainer(each) & fits]
     say = progress and partial(progress, "predicting")
-    least = {each: job.least_ns(each) for each in fits}
-    waiting = sorted(fits, key=lambda each: least[each] * _weight(each, by))
-    for part in (len(waiting) // FIRST + 1, len(waiting)):
-        now, later = waiting[:part], waiting[part:]
-        answers = map_on(engine, _tried, job.predict, now, progress=say)
-        found.candidates += _answered(now, answers, impossible).values()
-        best = _front([_point(each) for each in found.candidates])
-        waiting = [
-            each
-            for each in later
-            if not any(
-                ns < least[each] and nbytes <= fits[each] and number <= each.world_size
-                for ns, nbytes, number in best
-            )
-        ]
-        seen.dominated += len(later) - len(waiting)
-    seen.predicted, seen.impossible = len(found.candidates), dict(impossible)
+    answers = map_on(engine, _tried, job.predict, wanted, progress=say)
+    found.candidates = [*_answered(wanted, answers, impossible).values()]
+    seen.possible, seen.impossible = len(every), dict(impossible)
+    seen.too_large, seen.dominated = len(known) - len(fits), len(fits) - len(wanted)
+    seen.predicted = len(found.candidates)
     found.candidates.sort(
         key=lambda each: (each.step_ns * _weight(each.strategy, by), *_point(each), str(each))
     )
@@ -181,13 +164,8 @@ def plan(
     best = _front([_point(each) for each in found.candidates])
     for each in [*found.candidates, *filter(None, [found.own])]:
         parts = each.parts_ns
-        plainer = [
-            replace(each.strategy, **{axis: False})
-            for axis in ("checkpointing", "offload")
-            if getattr(each.strategy, axis)
-        ]
-        is_forced = plainer and not fits.keys() & plainer
-        each.bound = "memory" if is_forced else max(parts, key=parts.__getitem__)
+        saves = each.strategy.checkpointing or each.strategy.offload
+        each.bound = "memory" if saves else max(parts, key=parts.__getitem__)
         each.lost_to = max(parts, key=lambda part: parts[part] * (part != "compute"))
         each.best_of = _point(each) in best
         if tokens is not None and job.sizes.sequence:
@@ -210,6 +188,12 @@ def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
         if more and (factor := 1 - gap / more) > 0:
             turns.append(Turn(part, factor))
     return min(turns, key=lambda each: abs(log(each.factor)), default=None)
+
+
+def _plainer(strategy: Strategy) -> set[Strategy]:
+    """Return the same without checkpointing, and without offload, where it has them."""
+    axes = [axis for axis in ("checkpointing", "offload") if getattr(strategy, axis)]
+    return {replace(strategy, **{axis: False}) for axis in axes}
 
 
 def _weight(strategy: Strategy, by: By) -> int:
@@ -262,7 +246,7 @@ def _advice(job: Job, found: Plan, limits: Limits) -> Iterator[Advice]:
     ]
     for kind in kinds:
         for change, number, samples, within in kind:
-            some, _ = valid_strategies(number, max(samples, 1), job.sizes, within)
+            some = [*every_strategy(number, max(samples, 1), within)]
             sized = _answered(some, map(_tried(job.memory_bytes), some), Counter())
             best = min(sized, key=lambda each: (sized[each], str(each)), default=None)
             if best is not None and (sized[best] <= found.capacity_bytes or kind is kinds[0]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -103,19 +102,6 @@ def every_strategy(gpus: int, batch: int, limits: Limits) -> Iterator[Strategy]:
         for work in spread(("micro_batch", "micro_batches"), samples) if not left else ():
             for ep, switches in product(experts, switched):
                 yield Strategy(**{**of, **work, **switches, "ep": ep})
-
-
-def valid_strategies(
-    gpus: int, batch: int, sizes: Sizes, limits: Limits
-) -> tuple[list[Strategy], Counter[str]]:
-    """Return the strategies that the model allows, and how many it does not, by the reason."""
-    found, refused = list[Strategy](), Counter[str]()
-    for strategy in every_strategy(gpus, batch, limits):
-        if why := sizes.why_not(strategy):
-            refused[why] += 1
-        else:
-            found.append(strategy)
-    return found, refused
 
 
 def divisors(number: int) -> list[int]:

@@ -355,6 +355,8 @@ def _gradients_ns(blocks: Sequence[Block], model: Model, strategy: Strategy, tim
     replicas = strategy.dp * strategy.cp
     of_experts = max(replicas * strategy.fsdp * strategy.tp // strategy.ep // strategy.fsdp, 1)
     for parameters, members in ((plain, replicas), (experts, of_experts)):
+        if not parameters:
+            continue
         held = parameters / strategy.fsdp
         if strategy.sharded_optimizer:
             total += time("dp", "reduce_scatter", held * model.gradient_bytes, members)
