@@ -7,10 +7,13 @@ replaced is in `emulate_torch`, what an operator takes on the GPU in `emulate_co
 
 from __future__ import annotations
 
+import atexit
 import functools
+import re
+import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +36,9 @@ BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
 RANGE = "emulated {}"  # with the number of the call
 YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
 OWN_CLASSES = (Tensor, nn.Parameter, FakeTensor)
+
+
+SCRIPT: list[Any] = []  # the emulation that this process's script runs in, and its CPU
 
 
 class Call(Struct):
@@ -83,15 +89,24 @@ class Emulation(TorchDispatchMode):
         self.memory: list[tuple[int, int, int]] = []
         self.held_bytes = 0
         self.read = 0
-        self.observes = False
+        self.known: dict[
+            int, bool | int | float
+        ] = {}  # numbers that the program filled tensors with
+        self.observed = False
         self.crossing = ""  # the way that a tensor is being copied
         self.inside = False  # in an operator: torch's own code asks for devices, and gets the CPU
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.layers: list[str] = []
+        self._works: dict[int, Any] = {}  # collectives that were not waited for, by what they give
         self.phase = "forward"
-        self._storages: dict[int, int] = {}
+        self._storages: dict[int, tuple[int, int]] = {}  # bytes and key
         self._layer_of: dict[int, str] = {}
         self._keys = 0
+
+    @property
+    def observes(self) -> bool:
+        """Whether calls are noted: while `observed` runs, and while a profiler records."""
+        return self.observed or torch.autograd._profiler_enabled()
 
     def on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is of the emulated GPU."""
@@ -100,16 +115,23 @@ class Emulation(TorchDispatchMode):
     def place(self, tensor: Tensor) -> None:
         """Count the memory of a tensor, which is of the emulated GPU from now on."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._storages:
-            return
-        self._keys += 1
-        nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
-        self._storages[storage._cdata] = nbytes
-        self._move(nbytes, self._keys)
-        weakref.finalize(storage, self._free, storage._cdata, nbytes, self._keys)
+        if storage._cdata not in self._storages:
+            self._keys += 1
+            self._storages[storage._cdata] = 0, self._keys
+            weakref.finalize(storage, self._free, storage._cdata)
+            self.resize(storage)
 
-    def _free(self, cdata: int, nbytes: int, key: int) -> None:
-        self._storages.pop(cdata, None)
+    def resize(self, storage: torch.UntypedStorage) -> None:
+        """Take in that a storage has another size."""
+        if storage._cdata in self._storages:
+            before, key = self._storages[storage._cdata]
+            nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
+            self._storages[storage._cdata] = nbytes, key
+            self._move(nbytes - before, key)
+
+    def _free(self, cdata: int) -> None:
+        nbytes, key = self._storages.pop(cdata)
+        self.known.pop(cdata, None)
         self._move(-nbytes, key)
 
     def _move(self, nbytes: int, key: int) -> None:
@@ -118,45 +140,85 @@ class Emulation(TorchDispatchMode):
             self.memory.append((len(self.calls), nbytes, key))
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call an operator on fake tensors, and note it."""
         kwargs = kwargs or {}
-        if any(one not in OWN_CLASSES for one in types):
+        if any(one not in OWN_CLASSES for one in classes):
             return NotImplemented  # DTensor and its kin: their parts come later
         if func is torch.ops.prim.device.default:
             return args[0].fake_device  # C++ asks for it all the time
-        if self.inside or func.namespace == "prim":
+        if self.inside or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
-        asked = kwargs.get("device")
-        there = [self.on_gpu(one) for one in tensors]
-        node = torch._C._current_autograd_node()
-        target = any(there) or (not tensors and node is not None)
-        if asked is not None:
-            target = torch.device(asked).type == "cuda" or target
-            kwargs = {**kwargs, "device": CPU}
-        elif func is torch.ops.aten._local_scalar_dense.default:
-            return self._value(args[0], *there)
-        elif func._schema.name in ("aten::equal", "aten::allclose"):
+        there = any(map(self.on_gpu, tensors))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._value(args[0], there)
+        if func._schema.name in ("aten::equal", "aten::allclose"):
             return True
-        self.inside = True
-        _enable_record_function(False)
-        try:
+        return self._called(func, args, kwargs, tensors, there)
+
+    def _called(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        there: bool,  # noqa: FBT001
+    ) -> Any:
+        """Call an operator, and note it if it is the emulated GPU's."""
+        node = torch._C._current_autograd_node()
+        if kwargs.get("device") is not None:
+            there = there or torch.device(kwargs["device"]).type == "cuda"
+            kwargs = {**kwargs, "device": CPU}
+        there = there or (not tensors and node is not None)
+        if func is torch.ops.aten.add.Tensor and _gradients_meet(node, tensors):
+            func = torch.ops.aten.add_.Tensor
+        collective = func.namespace == "_c10d_functional"
+        noted = (there or bool(self.crossing)) and not collective
+        with self._running(noted):
             result = func(*args, **kwargs)
-        finally:
-            self.inside = False
-            _enable_record_function(True)
         results = [one for one in _tensors((result,)) if isinstance(one, FakeTensor)]
         for one in results:
-            if one.dtype == torch.bool:
-                one.made_by = func._schema.name.removeprefix("aten::")  # type: ignore[attr-defined]
-        if target or self.crossing:
-            for one in results if self.crossing != "DtoH" else ():
+            if func is torch.ops.aten.full.default and not one.dim():
+                self.known[one.untyped_storage()._cdata] = args[1]
+            elif one.dtype == torch.bool:
+                one.made_by = func._schema.name.removeprefix("aten::")
+            if there and self.crossing != "DtoH":
                 self.place(one)
-            if self.observes:
-                self._note(func, args, tensors, results, node)
+        if collective:
+            self._communicate(func, args, results)
+        elif noted and self.observes:
+            self._note(func, args, tensors, results, node)
         return result
+
+    def _communicate(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:
+        """Let the process group of a functional collective note it, and the wait for it."""
+        name = func._schema.name.partition("::")[2]
+        if name == "wait_tensor":
+            work = self._works.pop(args[0].untyped_storage()._cdata, None)
+            if work is not None:
+                work.wait()
+            return
+        operation = re.sub("_(into_tensor|tensor|single)?(_coalesced)?_?$", "", name)
+        group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
+        asked = types.SimpleNamespace(asyncOp=True)
+        work = group._answer(operation, list(_tensors(args)), options=asked)
+        self._works.update(dict.fromkeys((one.untyped_storage()._cdata for one in results), work))
+
+    @contextmanager
+    def _running(self, target: bool) -> Iterator[None]:  # noqa: FBT001
+        """Keep torch's own code out of a recording, and the device from it; with a range around a call."""
+        name = RANGE.format(len(self.calls))
+        noted = target and torch.autograd._profiler_enabled()
+        with torch.profiler.record_function(name) if noted else nullcontext():
+            self.inside = True
+            _enable_record_function(False)
+            try:
+                yield
+            finally:
+                self.inside = False
+                _enable_record_function(True)
 
     def _note(self, func: Any, args: Any, tensors: Any, results: Any, node: Any) -> None:
         if node is None:
@@ -167,7 +229,7 @@ class Emulation(TorchDispatchMode):
             layer = self._layer_of.get(node._sequence_nr(), last)
         name = func._schema.name
         dtypes = [_dtype(one) for one in tensors]
-        moved = [*tensors, *results]
+        moved = [*{id(one): one for one in tensors}.values(), *results]
         if not func._schema.is_mutable:
             given = {one.untyped_storage()._cdata for one in tensors}
             if "empty" in name or any(one.untyped_storage()._cdata in given for one in results):
@@ -194,14 +256,34 @@ class Emulation(TorchDispatchMode):
 
     def _value(self, tensor: Tensor, on_gpu: bool) -> bool | int | float:  # noqa: FBT001
         """Return a plausible number where the program reads one."""
+        known = self.known.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return known
         constant = getattr(tensor, "constant", tensor)
         if constant is not None:
             return constant.item() if not isinstance(constant, FakeTensor) else 1.0
         if on_gpu:
             self.read += 1
+            with self._running(self.observes):
+                pass
+            if self.observes:
+                self.calls.append(
+                    Call("aten::_local_scalar_dense", [()], [], [], [], copies="DtoH", nbytes=8)
+                )
         if tensor.dtype == torch.bool:
             return getattr(tensor, "made_by", "") in YES
         return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _gradients_meet(node: Any, tensors: list[Tensor]) -> bool:
+    """Return whether a sum is the autograd engine's own, which it makes in place where tensors are no fakes."""
+    return (
+        node is not None
+        and not torch.is_grad_enabled()
+        and not isinstance(node, torch.autograd.function.BackwardCFunction)
+        and len(tensors) == 2
+        and tensors[0].shape == tensors[1].shape
+    )
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -260,11 +342,18 @@ def observed(
         enter = functools.partial(lambda name, *_: gpu.layers.append(name), name)
         hooks.append(module.register_forward_pre_hook(enter))
         hooks.append(module.register_forward_hook(leave, always_call=True))
-    gpu.observes = True
+    gpu.observed = True
     try:
         function()
     finally:
-        gpu.observes = False
+        gpu.observed = False
         for hook in hooks:
             hook.remove()
     return gpu.calls
+
+
+def emulate_script(device: str, cpu: str) -> None:
+    """Emulate a GPU for the rest of this process."""
+    whole = emulated(device)
+    SCRIPT[:] = whole.__enter__(), cpu
+    atexit.register(whole.__exit__, None, None, None)

@@ -19,10 +19,11 @@ from daydream.trace.schema import ITEM_BYTES
 from daydream.world.emulate import Call
 
 FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
+SPLIT = 256  # of what a product sums, a part for a block of its own
 TILE = 128  # rows and columns of a result that a block of a product has
 MEASURED: list[Callable[[Call, Device], float | None]] = []  # ns of an operator, None for unknown
 WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
-BY_FORMULA = ("embedding", "gather", "pooling")  # families that read a part of a tensor
+BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
 
 
 class Kernel(NamedTuple):
@@ -60,7 +61,7 @@ def kernels_of(call: Call, device: Device) -> list[Kernel]:
     if not call.nbytes:
         return []
     name = bare_name(call.name)
-    row = _row(name)
+    row = _row(call)
     found = next((ns for know in MEASURED if (ns := know(call, device)) is not None), None)
     total = roofline_ns(call, device) if found is None else found
     number = call.number_format
@@ -68,9 +69,11 @@ def kernels_of(call: Call, device: Device) -> list[Kernel]:
     return [Kernel("kernel", kernel, max(round(total / row.kernels), 1))] * row.kernels
 
 
-def _row(name: str) -> Learned:
-    rows = learned()
-    return rows.get(name) or rows.get(operator(name).family) or rows.get("") or Learned()
+def _row(call: Call) -> Learned:
+    name = bare_name(call.name)
+    rows, family = learned(), operator(name).family
+    keys = [f"{name} {call.number_format}", name, f"{family} {call.number_format}", family, ""]
+    return next((rows[key] for key in keys if key in rows), Learned())
 
 
 def _copy_ns(call: Call, device: Device) -> int:
@@ -79,8 +82,7 @@ def _copy_ns(call: Call, device: Device) -> int:
 
 def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float:
     """Return what the kernels of a call take by their FLOP and bytes."""
-    name = bare_name(call.name)
-    row = row or _row(name)
+    row = row or _row(call)
     flop, nbytes = work(call)
     number = call.number_format
     rate = device.tflops.get(number) or device.tflops["float32"]
@@ -112,5 +114,8 @@ def filled(call: Call, device: Device) -> float:
     tiles = -(-rows // TILE) * -(-columns // TILE)
     for size in batch:
         tiles *= size
+    inner = call.arguments[-2 if bare_name(call.name) != "addmm" else 1]
+    depth = inner[-1] if isinstance(inner, tuple) and inner else 1
+    tiles *= max(min(depth // SPLIT, 32), 1)  # libraries split what is summed, too
     waves = -(-tiles // device.units)
     return min(tiles / (waves * device.units), 1.0)

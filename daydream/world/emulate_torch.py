@@ -11,13 +11,14 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from daydream.costs.devices import Device
 from daydream.costs.operators import operator
@@ -44,8 +45,10 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
     _replace_tensors(gpu, stack)
     _put(stack, nn.Module, _apply=_apply)
     optimizers = sys.modules["torch.optim.optimizer"]
-    _put(stack, optimizers, _foreach_supported_types=[Tensor, nn.Parameter, FakeTensor])
+    listed = optimizers._foreach_supported_types
+    _put(stack, optimizers, _foreach_supported_types=[*listed, FakeTensor])
     _replace_cuda(gpu, stack)
+    _replace_with_values(gpu, stack)
     library = torch.library.Library("aten", "IMPL")
     stack.callback(library._destroy)
     with warnings.catch_warnings():
@@ -106,13 +109,21 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
 
         return made
 
-    _put(
-        stack,
-        FakeTensor,
-        device=property(device_of),
-        is_cuda=property(lambda tensor: device_of(tensor).type == "cuda"),
-        is_cpu=property(lambda tensor: device_of(tensor).type == "cpu"),
-    )
+    def device_of_any(tensor: Tensor) -> torch.device:
+        """Return the device, of a `DTensor` that of its local part."""
+        own = Tensor.__base__.device.__get__  # type: ignore[union-attr]
+        local = getattr(tensor, "_local_tensor", None)
+        found: torch.device = own(tensor) if local is None else device_of_any(local)
+        return device_of(tensor) if isinstance(tensor, FakeTensor) else found
+
+    for of, find in ((FakeTensor, device_of), (Tensor, device_of_any)):
+        _put(
+            stack,
+            of,
+            device=property(find),
+            is_cuda=property(lambda tensor, find=find: find(tensor).type == "cuda"),
+            is_cpu=property(lambda tensor, find=find: find(tensor).type == "cpu"),
+        )
     _put(
         stack,
         Tensor,
@@ -139,6 +150,45 @@ def _apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
             elif new is not old:
                 held[name] = new
     return module
+
+
+def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
+    """Let what needs values have them: meshes of ranks, loaders of data. Let sizes of storages be followed."""
+    from torch import distributed
+    from torch.distributed import device_mesh
+    from torch.utils.data import DataLoader
+
+    def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+
+        return call
+
+    def batches(loader: Any) -> Iterator[Any]:
+        with _disable_current_modes():
+            source = own_batches(loader)
+        while True:
+            with _disable_current_modes():
+                batch = next(source, stack)
+            if batch is stack:
+                return
+            yield batch
+
+    def resize(storage: Any, size: int) -> Any:
+        found = own_resize(storage, size)
+        gpu.resize(storage)
+        return found
+
+    mesh = device_mesh.DeviceMesh
+    own_batches, own_resize = DataLoader.__iter__, torch.UntypedStorage.resize_
+    for name in ("__init__", "__getitem__", "_flatten", "_concatenate"):
+        _put(stack, mesh, **{name: outside(getattr(mesh, name))})
+    for module in (distributed, device_mesh):
+        _put(stack, module, init_device_mesh=outside(device_mesh.init_device_mesh))
+    _put(stack, DataLoader, __iter__=batches)
+    _put(stack, torch.UntypedStorage, resize_=resize)
 
 
 class Stub:
@@ -168,7 +218,8 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     )
     constants: dict[str, Any] = {
         **dict.fromkeys(NOTHING),
-        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), True),
+        **dict.fromkeys(("is_available", "is_bf16_supported"), True),
+        "is_initialized": False,  # or our recorder would ask for what it recorded
         "device_count": 1,
         "current_device": 0,
         "get_device_name": properties.name,

@@ -135,7 +135,7 @@ class FakeGroup(dist.ProcessGroup):
         result: Any = None,
     ) -> Done:
         """Note a collective, copy second tensors of the pairs into first ones, and return that it is over."""
-        if any(tensor.is_cuda for tensor in put_in):
+        if torch.version.cuda and any(tensor.is_cuda for tensor in put_in):
             raise DaydreamError(
                 "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
