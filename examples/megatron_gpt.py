@@ -60,10 +60,6 @@ def fused(forward: Any, backward: Any, keep: Callable[..., tuple[Tensor, ...]]) 
     return Function.apply
 
 
-def _gradients(function: Callable[..., Tensor], gradient: Tensor, *inputs: Tensor) -> list[Tensor]:
-    return list(torch.func.vjp(function, *inputs)[1](gradient))
-
-
 def _softmax(scores: Tensor) -> Tensor:
     size = scores.shape[-1]
     ahead = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
@@ -76,6 +72,11 @@ def _softmax_back(g: Tensor, y: Tensor) -> list[Tensor]:
 
 def _gelu(x: Tensor, bias: Tensor) -> Tensor:
     return functional.gelu(x + bias, approximate="tanh")
+
+
+def _gelu_back(g: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
+    own = torch.ops.aten.gelu_backward(g, x + bias, approximate="tanh")
+    return [own, own.flatten(0, -2).sum(0)]
 
 
 def _add(x: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,6 +94,12 @@ def _swiglu(x: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+def _swiglu_back(g: Tensor, x: Tensor) -> list[Tensor]:
+    gate, up = x.chunk(2, -1)
+    open_ = gate.sigmoid()
+    return [torch.cat((g * up * open_ * (1 + gate * (1 - open_)), g * gate * open_), -1)]
+
+
 def _turn(x: Tensor) -> Tensor:
     return torch.cat((-x[..., 1::2], x[..., ::2]), -1) + x
 
@@ -103,7 +110,9 @@ def _norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _norm_back(g: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> list[Tensor]:
-    return _gradients(lambda x, weight: (x * scale).to(x.dtype) * weight, g, x, weight)
+    straight, wide = (x * scale).to(x.dtype), g * weight
+    own = (wide * straight).mean(-1, keepdim=True)
+    return [((wide - straight * own) * scale).to(x.dtype), (g * straight).flatten(0, -2).sum(0)]
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -121,10 +130,7 @@ softmax = fused(
 )
 bias_gelu = fused(
     kernel("bias_gelu(Tensor x, Tensor bias) -> Tensor", _gelu),
-    kernel(
-        "bias_gelu_back(Tensor g, Tensor x, Tensor bias) -> Tensor[]",
-        lambda g, x, bias: _gradients(_gelu, g, x, bias),
-    ),
+    kernel("bias_gelu_back(Tensor g, Tensor x, Tensor bias) -> Tensor[]", _gelu_back),
     lambda _, x, bias: (x, bias),
 )
 dropout_add = fused(
@@ -134,7 +140,7 @@ dropout_add = fused(
 )
 swiglu = fused(
     kernel("swiglu(Tensor x) -> Tensor", _swiglu),
-    kernel("swiglu_back(Tensor g, Tensor x) -> Tensor[]", lambda g, x: _gradients(_swiglu, g, x)),
+    kernel("swiglu_back(Tensor g, Tensor x) -> Tensor[]", _swiglu_back),
     lambda _, x: (x,),
 )
 rotary = fused(
@@ -424,7 +430,8 @@ class Experts(nn.Module):
         """Return what the experts of each token give, weighted, and the shared one."""
         flat = x.flatten(0, 1)
         weight, chosen = self.router(flat).float().softmax(-1).topk(TOP, -1)
-        order = chosen.flatten().argsort()
+        slots = -(-chosen.numel() // self.number) * self.number  # capacity factor 1, padded
+        order = functional.pad(chosen.flatten().argsort(), (0, slots - chosen.numel()))
         sent = flat.index_select(0, order // TOP)
         wide, narrow = self.experts
         rows = self.swap(sent).unflatten(0, (self.ep.size, len(wide), -1)).transpose(0, 1).flatten(1, 2)

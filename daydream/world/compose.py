@@ -232,8 +232,7 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
             reduced += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
         hidden = done[stage] - last_start[stage] if strategy.overlap else 0.0
         exposed = max(reduced - hidden, reduced / max(len(blocks), 1) if strategy.overlap else 0.0)
-        shards = strategy.fsdp * (strategy.dp if strategy.sharded_optimizer else 1)
-        update = sum(map(_parameters, blocks)) / shards * model.optimizer_ns
+        update = _updated(blocks, strategy) * model.optimizer_ns
         ends.append(done[stage] + exposed + update)
         of_stage = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp", "bubble"), 0.0)
         for chunk in passes[stage]:
@@ -281,6 +280,7 @@ def network(strategy: Strategy, cluster: Cluster) -> Time:
     """
     replicas = strategy.dp * strategy.fsdp
     apart = {"tp": 1, "cp": strategy.tp, "ep": 1, "fsdp": strategy.tp, "dp": strategy.tp}
+    apart["experts"] = strategy.tp * strategy.ep
     apart["pp"] = strategy.tp * strategy.cp * replicas
     sizes = {"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "pp": 2}
     cluster = cluster.holding(strategy.world_size)
@@ -350,20 +350,36 @@ def _chunk(
 def _gradients_ns(blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time) -> float:
     """Return what replicas take to exchange the gradients of a stage, ns: all in one, experts on their own."""
     total = 0.0
+    for group, held, replicas in _shares(blocks, strategy):
+        if strategy.sharded_optimizer:
+            total += time(group, "reduce_scatter", held * model.gradient_bytes, replicas)
+            total += time(group, "all_gather", held * model.parameter_bytes, replicas)
+        else:
+            total += time(group, "all_reduce", held * model.gradient_bytes, replicas)
+    return total
+
+
+def _shares(blocks: Sequence[Block], strategy: Strategy) -> list[tuple[str, float, int]]:
+    """Return the parameters that a GPU holds, and in how many replicas: those of experts apart from others."""
+    found = []
+    alike = strategy.dp * strategy.cp * strategy.fsdp
     plain = sum(block.parameters for block in blocks)
     experts = sum(block.expert_parameters for block in blocks)
-    replicas = strategy.dp * strategy.cp
-    of_experts = max(replicas * strategy.fsdp * strategy.tp // strategy.ep // strategy.fsdp, 1)
-    for parameters, members in ((plain, replicas), (experts, of_experts)):
-        if not parameters:
-            continue
-        held = parameters / strategy.fsdp
-        if strategy.sharded_optimizer:
-            total += time("dp", "reduce_scatter", held * model.gradient_bytes, members)
-            total += time("dp", "all_gather", held * model.parameter_bytes, members)
-        else:
-            total += time("dp", "all_reduce", held * model.gradient_bytes, members)
-    return total
+    for group, parameters, ranks in (
+        ("dp", plain, alike),
+        ("experts", experts, alike // strategy.ep),
+    ):
+        shards = max(min(strategy.fsdp, ranks), 1)
+        found.append((group, parameters / shards, max(ranks // shards, 1)))
+    return found
+
+
+def _updated(blocks: Sequence[Block], strategy: Strategy) -> float:
+    """Return how many parameters a GPU keeps the optimizer's state of."""
+    shares = _shares(blocks, strategy)
+    return sum(
+        held / (replicas if strategy.sharded_optimizer else 1) for _, held, replicas in shares
+    )
 
 
 def _parameters(block: Block) -> float:
@@ -475,25 +491,28 @@ def _memory(
 ) -> float:
     """Return the peak of a stage, bytes: what it keeps of its parameters, and of passes that are under way."""
     blocks = [block for chunk in chunks for block in chunk]
-    held = sum(map(_parameters, blocks)) / strategy.fsdp
-    shards = strategy.dp if strategy.sharded_optimizer else 1
-    kept = held * (model.parameter_bytes + model.gradient_bytes + model.optimizer_bytes / shards)
+    held = sum(held for _, held, _ in _shares(blocks, strategy))
+    kept = held * (model.parameter_bytes + model.gradient_bytes)
+    kept += _updated(blocks, strategy) * model.optimizer_bytes
     if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
         whole = max(map(_parameters, blocks))
         kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
-    saved = [
-        sum(
-            block.input_bytes if strategy.checkpointing and block.is_layer else block.saved_bytes
-            for block in chunk
-        )
-        for chunk in chunks
-    ]
+    saved, highest = (
+        [],
+        [],
+    )  # of each chunk, for one micro-batch: between its passes, and in one of them
+    for chunk in chunks:
+        own = high = 0.0
+        for block in chunk:
+            again = strategy.checkpointing and block.is_layer
+            own += block.input_bytes if again else block.saved_bytes
+            high = max(high, own + block.workspace_bytes + (block.saved_bytes if again else 0.0))
+        saved.append(own)
+        highest.append(high)
     few = min(strategy.micro_batches, (SETTLED + 1) * strategy.pp)
     now = peak = 0.0
-    for direction, _, chunk in order(stage, strategy, few):
-        now += saved[chunk] if direction == FORWARD else 0.0
-        peak = max(peak, now)
-        now -= saved[chunk] if direction == BACKWARD else 0.0
-    again = max((block.saved_bytes for block in blocks if block.is_layer), default=0.0)
-    workspace = max(block.workspace_bytes for block in blocks)
-    return kept + peak + workspace + (again if strategy.checkpointing else 0.0)
+    for direction, _, number in order(stage, strategy, few):
+        now -= saved[number] if direction == BACKWARD else 0.0
+        peak = max(peak, now + highest[number])
+        now += saved[number] if direction == FORWARD else 0.0
+    return kept + peak

@@ -7,7 +7,8 @@ Each call and each wait is a range of the profiler, with the number of its colle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import _enable_record_function
 from torch.futures import Future
 
@@ -47,6 +49,8 @@ class Asked(Struct):
 
 
 ASKED: list[Asked] = []  # by their numbers, since the script began
+# Entered with each collective that is asked for, while its values move.
+HEARD: list[Callable[[Asked], AbstractContextManager[None]]] = []
 GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
 
 
@@ -135,7 +139,7 @@ class FakeGroup(dist.ProcessGroup):
         result: Any = None,
     ) -> Done:
         """Note a collective, copy second tensors of the pairs into first ones, and return that it is over."""
-        if torch.version.cuda and any(tensor.is_cuda for tensor in put_in):
+        if any(tensor.is_cuda and not isinstance(tensor, FakeTensor) for tensor in put_in):
             raise DaydreamError(
                 "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
@@ -152,7 +156,10 @@ class FakeGroup(dist.ProcessGroup):
         )
         number = len(ASKED)
         ASKED.append(asked)
-        with torch.profiler.record_function(CALL.format(operation, number)), torch.no_grad():
+        with torch.profiler.record_function(CALL.format(operation, number)), ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for hear in HEARD:
+                stack.enter_context(hear(asked))
             _enable_record_function(False)
             try:
                 for to, of in pairs:

@@ -1,0 +1,181 @@
+"""The blocks of a model, from one micro-batch that ran on an emulated GPU in a fake world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from torch import Tensor, nn
+
+from daydream.costs.network.clusters import bytes_of_message
+from daydream.world.compose import Block, Exchange, Pass
+from daydream.world.emulate import Call, Emulation, observed
+from daydream.world.emulate_costs import kernels_of
+from daydream.world.process_group import HEARD, Asked
+
+EXPERTS = "experts"  # in the name of a parameter that ranks of experts do not share
+
+
+def recorded_blocks(
+    gpu: Emulation,
+    model: nn.Module,
+    run: Callable[[], Any],
+    layers: Sequence[str],
+    launch_ns: float,
+    groups: Mapping[str, tuple[str, int]],
+) -> tuple[Block, ...]:
+    """Return a block for each layer, one for what runs before them and one for what runs after them.
+
+    Args:
+        gpu: the emulated GPU.
+        model: on it, with gradients.
+        run: a forward and a backward pass over one micro-batch.
+        layers: paths of the modules that are blocks, in their order.
+        launch_ns: what the thread takes for an operator with a kernel.
+        groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
+    """
+    heard: list[tuple[int, Asked]] = []
+    inputs = [0.0] * len(layers)
+
+    @contextmanager
+    def hear(asked: Asked) -> Iterator[None]:
+        heard.append((len(gpu.calls), asked))
+        gpu.inside = True  # what moves values in this process moves none on a GPU
+        try:
+            yield
+        finally:
+            gpu.inside = False
+
+    def enter(number: int) -> Callable[..., None]:
+        def note(_: nn.Module, given: tuple[Any, ...]) -> None:
+            inputs[number] = sum(one.nbytes for one in given if isinstance(one, Tensor))
+
+        return note
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(enter(number))
+        for number, path in enumerate(layers)
+    ]
+    HEARD.append(hear)
+    try:
+        calls = observed(gpu, run, model)
+    finally:
+        HEARD.remove(hear)
+        for hook in hooks:
+            hook.remove()
+    places = _places(calls, layers)
+    count = len(layers) + 2
+    gpu_ns, cpu_ns = ([[0.0] * count for _ in range(2)] for _ in range(2))
+    for call, (place, backward) in zip(calls, places, strict=True):
+        kernels = kernels_of(call, gpu.device)
+        gpu_ns[backward][place] += sum(kernel.duration_ns for kernel in kernels)
+        cpu_ns[backward][place] += launch_ns * bool(kernels)
+    exchanges: list[list[dict[Exchange, int]]] = [[{} for _ in range(count)] for _ in range(2)]
+    for at, asked in heard:
+        if asked.group not in groups:
+            continue
+        place, backward = places[max(at - 1, 0)]
+        group, members = groups[asked.group]
+        size = bytes_of_message(asked.operation, asked.bytes, members)
+        one = Exchange(group, asked.operation, size)
+        found = exchanges[backward][place]
+        found[one] = found.get(one, 0) + 1
+    passes = [
+        [
+            Pass(
+                gpu_ns[backward][place],
+                cpu_ns[backward][place],
+                tuple(
+                    replace(one, count=times) for one, times in exchanges[backward][place].items()
+                ),
+            )
+            for place in range(count)
+        ]
+        for backward in range(2)
+    ]
+    saved, workspace = _held(gpu, places, count)
+    own = _parameters(model, layers)
+    names = ["before", *layers, "after"]
+    inside = [0, *range(len(layers)), len(layers) - 1]
+    return tuple(
+        Block(
+            names[place],
+            passes[0][place],
+            passes[1][place],
+            *own[place],
+            input_bytes=inputs[inside[place]],
+            saved_bytes=saved[place],
+            workspace_bytes=workspace[place],
+            is_layer=0 < place < count - 1,
+        )
+        for place in range(count)
+    )
+
+
+def _places(calls: Sequence[Call], layers: Sequence[str]) -> list[tuple[int, bool]]:
+    """Return the block of each call, and whether it is of the backward pass.
+
+    What is in no layer belongs before the first, after the last, or to the layer that ran before it.
+    """
+    found = []
+    last = len(layers) + 1
+    now, was_backward = 0, False
+    for call in calls:
+        backward = call.phase == "backward"
+        if backward and not was_backward:
+            now, was_backward = last, True
+        within = [
+            number
+            for number, path in enumerate(layers, 1)
+            if call.layer == path or call.layer.startswith(path + ".")
+        ]
+        if within:
+            now = within[0]
+        elif call.layer and now == (1 if backward else last - 1):
+            now = 0 if backward else last
+        found.append((now, backward))
+    return found
+
+
+def _held(
+    gpu: Emulation, places: Sequence[tuple[int, bool]], count: int
+) -> tuple[list[float], list[float]]:
+    """Return what each block keeps for its backward pass, and what a pass of it holds besides at most; bytes."""
+    changes: list[list[int]] = [
+        [0, 0] for _ in range(len(places) + 1)
+    ]  # freed before a call, given to it
+    for at, nbytes, _ in gpu.memory:
+        changes[min(at, len(places))][nbytes > 0] += nbytes
+    saved, workspace = [0.0] * count, [0.0] * count
+    now = start = high = 0
+    before: tuple[int, bool] | None = None
+    for (freed, given), here in zip(changes, [*places, (-1, False)], strict=True):
+        now += freed
+        if here != before:
+            if before is not None:
+                place, backward = before
+                base = start if backward else max(start, now)
+                workspace[place] = max(workspace[place], high - base)
+                saved[place] += 0 if backward else now - start
+            start, high, before = now, now, here
+        now += given
+        high = max(high, now)
+    return saved, workspace
+
+
+def _parameters(model: nn.Module, layers: Sequence[str]) -> list[tuple[float, float]]:
+    """Return the elements of each block that are not of experts, and those that are."""
+    found = [[0.0, 0.0] for _ in range(len(layers) + 2)]
+    first = inf
+    names = [name for name, _ in model.named_parameters()]
+    for number, name in enumerate(names):
+        if any(name.startswith(path + ".") for path in layers):
+            first = min(first, number)
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        within = [at for at, path in enumerate(layers, 1) if name.startswith(path + ".")]
+        place = within[0] if within else 0 if number < first else len(layers) + 1
+        found[place][EXPERTS in name] += parameter.numel()
+    return [(plain, experts) for plain, experts in found]
