@@ -74,7 +74,7 @@ def plan(
         capacity (SIZE): Memory of a GPU, such as 80GB [default: what the GPU has].
         set_ (AXIS=HOW): How the script takes tp, ep, cp, micro_batch: tp=--tensor-parallel (argument), tp=TP
             (variable of the environment); or the name of a function in it that gets them all by
-            name and returns arguments. May be repeated.
+            name and returns arguments. layers=--layers emulates two of them. May be repeated.
         limit (AXIS=VALUES): Try these values alone: tp=1,2,4 or checkpointing=no. May be repeated.
         by: What the best has least of.
         price (DOLLARS): For an hour of a GPU.

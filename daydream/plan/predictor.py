@@ -33,9 +33,9 @@ class Candidate(Record):
         parts_ns: what the step waits for, by name; they add up to it.
         bound: what limits it: the largest part, or `memory`: without checkpointing or offload it does not fit.
         lost_to: the largest part but for computing.
-        best_of: whether no other that was predicted is better in time, memory and GPUs.
-        hours: of the tokens that were asked about.
-        dollars: of these hours, by the price; of one hour where no tokens are given.
+        best_of: whether none is better in time, memory and GPUs.
+        hours: of all tokens.
+        dollars: of these hours, or of one.
     """
 
     strategy: Strategy

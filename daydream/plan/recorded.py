@@ -18,7 +18,6 @@ from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, covered_steps, phase_code
 from daydream.memory.lifetimes import allocations
 from daydream.memory.liveness import block_of_rows
-from daydream.memory.report import memory_of
 from daydream.model.blocks import block_of_layers, repeated_blocks
 from daydream.plan.predictor import Job
 from daydream.plan.strategies import Sizes, Strategy
@@ -87,10 +86,15 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
     activation = held.where(kind="activation", phase=PASSES[0])
     place = block_of_rows(held, names)[0] + 1
     place[place == 0] = count - 1  # what no block asked for is mostly the loss's
-    saved = np.zeros(count)
+    saved, (places, now) = np.zeros(count), held.held(0, 0)
+    computing = np.zeros(
+        len(places), bool
+    )  # where activations are held: not in the optimizer's update
     for step in np.unique(held["step"][activation]):
         mine = activation & (held["step"] == step)
         saved = np.maximum(saved, np.bincount(place[mine], held["bytes"][mine], count))
+        computing |= (places >= held["begin"][mine].min()) & (places <= held["end"][mine].max())
+    peak = int(now[computing].max(initial=0))
     if not saved[1:-1].any():  # nothing tells who asked: blocks are alike
         saved[1:-1] = saved.sum() / len(names)
         saved[-1] = 0
@@ -102,8 +106,13 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
     if not nbytes:
         raise NotApplicableError("the parameters are not known; record with `daydream collect`")
     total = float(elements.sum())
-    states = sum(one.get("state_bytes") or 0 for one in trace.metadata.get("optimizers", []))
-    peak = memory_of(trace).devices[0].peak_allocated_bytes or 0
+    lasting = held["bytes"][held.lasting & ~held.where(kind="workspace") & (held["device"] == 0)]
+    reported = sum(one.get("state_bytes") or 0 for one in trace.metadata.get("optimizers", []))
+    states = max(reported, int(lasting.sum()) - nbytes)
+    workspace = max(peak - 2 * nbytes - states - saved.sum(), 0)
+    states += max(
+        int(now.max()) - peak, 0
+    )  # what an update holds besides is divided as its state is
     inside = graph.select(phase="forward").group_by(block=[names[-1]]).tasks
     inputs = (
         prod(shape) * (itemsize(dtype) or 4)
@@ -120,7 +129,7 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
             parameters=elements[at],
             input_bytes=input_bytes,
             saved_bytes=saved[at],
-            workspace_bytes=max(peak - 2 * nbytes - states - saved.sum(), 0),
+            workspace_bytes=workspace,
             is_layer=0 < at < count - 1,
         )
         for at, name in enumerate(["head", *names, "tail"])

@@ -26,6 +26,7 @@ from daydream.predict.replay import replay
 from daydream.world.compose import Model
 
 ERROR = 0.15  # of emulated steps
+FEW = 2  # layers that stand for all, where the script takes their number
 SHAPE = ("tp", "ep", "cp", "micro_batch")
 COLLECT = [
     "-m",
@@ -51,17 +52,22 @@ class Emulated(Job):
         takes: by axis the argument (`--tensor-parallel`) or the variable of the environment (`TP`).
         function: one in the script that returns arguments for a strategy, given by name.
         gpu: which is emulated.
+        machines: the name of the cluster.
+        layers: of the whole model, where a few are emulated; else 0.
     """
 
     words: Sequence[str] = ()
     takes: dict[str, str] = field(default_factory=dict)
     function: str = ""
     gpu: str = ""
+    machines: str = ""
+    layers: int = 0
 
     def command(self, strategy: Strategy) -> tuple[list[str], dict[str, str]]:
         """Return the script with the arguments, and the environment, that give it a strategy."""
         words = [*self.words]
-        given = {how: str(getattr(strategy, axis)) for axis, how in self.takes.items()}
+        values = {axis: getattr(strategy, axis) for axis in AXES} | {"layers": FEW}
+        given = {how: str(values[axis]) for axis, how in self.takes.items()}
         for how, value in given.items():
             words += [how, value] if how.startswith("-") else []
         if self.function:  # compiled alone: nothing else of the script runs
@@ -97,6 +103,15 @@ class Emulated(Job):
             for shape in wanted:
                 self.models.setdefault(shape, "fewer samples at once do not fit")
 
+    def repeated(self, stage: Stage) -> Stage:
+        """Return a stage with all its layers, of which a few were emulated."""
+        model, sizes, samples = stage
+        if self.layers:
+            first, *_, last, tail = model.blocks
+            model = replace(model, blocks=(first, *[last] * self.layers, tail))
+            sizes = sizes.but(layers=self.layers)
+        return model, sizes, samples
+
     def emulating(self) -> Callable[[Shape], Stage | str]:
         """Return what emulates one stage of the whole model in a shape, or says why that cannot be."""
 
@@ -107,14 +122,8 @@ class Emulated(Job):
                 with own_folder("daydream") as folder:
                     script, variables = self.command(stage)
                     trace = folder / "stage.parquet"
-                    how = [
-                        "--emulate",
-                        self.gpu,
-                        "--world",
-                        str(stage.world_size),
-                        "-o",
-                        str(trace),
-                    ]
+                    world = ["--world", str(stage.world_size), "--cluster", self.machines]
+                    how = ["--emulate", self.gpu, *world, "-o", str(trace)]
                     done = subprocess.run(  # noqa: S603 - our own
                         [sys.executable, *COLLECT, *how, *script],
                         env={**os.environ, **variables},
@@ -123,10 +132,9 @@ class Emulated(Job):
                         check=False,
                     )
                     if trace.exists():
-                        return recorded_model(replay(load(trace)), stage)
-                    return (done.stderr.strip() or "the script ended without a step").splitlines()[
-                        -1
-                    ]
+                        return self.repeated(recorded_model(replay(load(trace)), stage))
+                    said = done.stderr.strip() or "the script ended without a step"
+                    return said.splitlines()[-1]
             except DaydreamError as error:
                 return str(error)
 
@@ -155,15 +163,16 @@ def of_script(
         raise DaydreamError(f"which GPU {cluster} has is not known: name it with --emulate")
     device = find_device(gpu)
     by_axis = dict(one.partition("=")[::2] for one in takes if "=" in one)
-    if unknown := by_axis.keys() - AXES:
+    if unknown := by_axis.keys() - {*AXES, "layers"}:
         raise DaydreamError(f"--set {min(unknown)}: axes are {', '.join(AXES)}")
     function = next((one for one in takes if "=" not in one), "")
     given = dict(pairwise(words))
     set_ = {axis: int(given[how]) for axis, how in by_axis.items() if given.get(how, "").isdigit()}
+    layers = set_.pop("layers", 0)
     own = Strategy(**set_)  # type: ignore[arg-type]
     found = Emulated(
         {}, machines, device.pcie, ERROR, Sizes(), device.memory * 10**9, {}, own, [], words,
-        by_axis, function, gpu,
+        by_axis, function, gpu, cluster, layers,
     )  # fmt: skip
     stage = found.emulating()(own.shape)
     if isinstance(stage, str):

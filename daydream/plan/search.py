@@ -34,7 +34,7 @@ class Turn(Record):
 
     Attributes:
         part: of both steps.
-        factor: how many times as long as predicted it would take in both, for both to be equal.
+        factor: times its prediction in both, where both are equal.
     """
 
     part: str
@@ -45,8 +45,8 @@ class Advice(Record):
     """What would make the step fit.
 
     Attributes:
-        change: what to change; the first entry is what needs least as it is.
-        strategy: the one that then needs least.
+        change: what to change; nothing for the first.
+        strategy: what then needs least.
         memory_bytes: how much.
     """
 
@@ -60,10 +60,10 @@ class Seen(Record):
 
     Attributes:
         possible: ways to divide the samples among so many GPUs.
-        impossible: how many the model or the script does not allow, by the reason.
-        too_large: how many do not fit the memory.
-        dominated: how many fit without their checkpointing or offload, and so are slower.
-        predicted: how many were predicted.
+        impossible: those that model or script do not allow, by the reason.
+        too_large: those that do not fit.
+        dominated: those that fit without their checkpointing or offload, and so are slower.
+        predicted: all others.
     """
 
     possible: int
@@ -78,14 +78,14 @@ class Plan(Record, NotebookTables, eq=False):
 
     Attributes:
         by: what the best has least of.
-        gpus: numbers of GPUs that were asked about.
+        gpus: how many there may be.
         batch: samples of a step.
         capacity_bytes: memory of a GPU.
-        seen: how much of the space was looked at.
-        candidates: those that fit and were predicted, best first.
-        turn: what would have to be false for the second to win.
+        seen: how many strategies were looked at.
+        candidates: those that were predicted, best first.
+        turn: when the second wins.
         own: the script's own settings.
-        advice: what would make it fit, where nothing does.
+        advice: what would fit, where nothing does.
         notes: what a reader should know before trusting the figures.
     """
 

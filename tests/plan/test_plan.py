@@ -31,9 +31,9 @@ ONE = {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [1]}
 class Made(Job):
     """Time and memory of strategies by two functions."""
 
-    def __init__(self, ns, nbytes, sizes=Sizes(), least=0.0, own=None):
-        super().__init__({}, None, 0, 0, sizes, 1, {"ep": [1]}, own)
-        self.ns, self.nbytes, self.least = ns, nbytes, least
+    def __init__(self, ns, nbytes, sizes=None, own=None):
+        super().__init__({}, None, 0, 0, sizes or Sizes(), 1, {"ep": [1]}, own)
+        self.ns, self.nbytes = ns, nbytes
 
     def memory_bytes(self, strategy):
         return self.nbytes(strategy)
@@ -58,7 +58,7 @@ def test_strategies_of_four_gpus_and_samples_by_hand():
 
 
 def test_every_axis_counts():
-    # Two GPUs on tp, pp or cp (2 samples are cut in 2 ways), on fsdp or dp (1): 8; ep 1 or 2, and 2 x 2 choices.
+    # Two GPUs on tp, pp or cp cut 2 samples in 2 ways, on fsdp or dp in 1: 8. ep is 1 or 2, switches 2 x 2.
     assert len(list(every_strategy(2, 2, {}))) == 8 * 2 * 4
 
 
@@ -265,7 +265,7 @@ STAND_IN = """
 import os, shutil, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open("asked.txt", "a") as file:
-    print(words["--emulate"], words["--world"], *sys.argv[7:], os.environ.get("MICRO"), file=file)
+    print(words["--emulate"], words["--world"], *sys.argv[9:], os.environ.get("MICRO"), file=file)
 if sys.argv[-1] == "4":
     sys.exit("error: four do not divide the heads")
 shutil.copy(os.environ["TRACE"], words["-o"])
