@@ -125,6 +125,23 @@ def test_a_cpu_trace_is_compared_by_its_operators():
     assert "CPU work" in view_text(found)
 
 
+def test_what_else_is_different_is_said():
+    gpu = trace(
+        step(0), step(100, ("gemm", 20)), steps=(0, 100, 200), versions={"torch": "2.4"}, world_size=1
+    )
+    cpu = trace(
+        op("aten::mm", 0, 40, op="aten::mm"), op("aten::mm", 100, 160, op="aten::mm"), steps=(0, 100, 200),
+        versions={"torch": "2.5"}, world_size=8,
+    )  # fmt: skip
+    notes = " ".join(daydream.compare(gpu, cpu, names=("gpu", "cpu")).notes)
+
+    assert "The work of gpu is that of its GPU, of cpu that of the CPU" in notes
+    assert "torch 2.4 and 2.5" in notes
+    assert "The size of the job is 1 and 8." in notes
+    assert "Only one of the two knows layers; cpu" in notes
+    assert "gpu and cpu cover a single step" in notes
+
+
 def test_a_prediction_is_set_beside_what_came_of_it():
     # The GPU bounds the step: 20 us less of kernels are 20 us less of the step.
     def recorded(time):
@@ -152,6 +169,20 @@ def test_a_trace_is_not_different_from_itself():
         each.state for part in (found.layers, found.operators, found.kernels, found.cpu) for each in part
     } == {"same"}
     assert [found.before.name, found.after.name] == ["t (before)", "t (after)"]
+
+
+def test_the_table_holds_every_part():
+    pytest.importorskip("pandas")
+    found = daydream.compare(one_step(("gemm32", 20)), one_step(("gemm16", 5)))
+    table = found.to_pandas()
+
+    assert set(table["part"]) == {"phase", "cause", "layer", "operator", "kernel", "cpu"}
+    (kernel,) = table[table["part"] == "kernel"].to_dict("records")
+    assert (kernel["name"], kernel["state"], kernel["change_ns"]) == (
+        "gemm32 -> gemm16",
+        "replaced",
+        -15 * US,
+    )
 
 
 # Laws -------------------------------------------------------------------------------------------------

@@ -124,3 +124,10 @@ def test_judge_needs_a_checkout(monkeypatch, tmp_path):
     monkeypatch.setattr(confirm, "__file__", str(tmp_path / "daydream" / "cli" / "confirm.py"))
     done = CliRunner().invoke(cli.daydream, ["judge"])
     assert "this needs a checkout" in str(done.exception)
+
+
+def test_judge_ends_as_the_evaluation_ends(monkeypatch):
+    asked = []
+    monkeypatch.setattr("subprocess.call", lambda words: asked.append(words) or 1)
+    assert CliRunner().invoke(cli.daydream, ["judge", "--public", "here"]).exit_code == 1
+    assert asked == [[sys.executable, ROOT / "validation" / "evaluate.py", "judge", "--traces", "here"]]

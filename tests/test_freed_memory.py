@@ -37,6 +37,21 @@ def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
     assert page_faults("kept") < page_faults("handed back") / 5
 
 
+def test_another_system_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    import ctypes
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_what_lies_freed_between_other_things_is_handed_back():
     code = """

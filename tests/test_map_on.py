@@ -235,3 +235,11 @@ def all_of(trace):
 def test_ranks_read_by_processes_are_the_same_trace(ranks):
     here, there = (daydream.load(ranks, ranks=[5, 3, 8], engine=each) for each in ("local", "processes:2"))
     assert all_of(here) == all_of(there)
+
+
+def test_a_file_that_a_worker_elsewhere_does_not_see_is_told(tmp_path):
+    from daydream.collect.importers import _reading
+    from daydream.collect.importers.formats import Options
+
+    with pytest.raises(TraceError, match=r"(?s)sees no file .*rank0.json.*a folder that the machines share"):
+        _reading((True, Options(), None))(([tmp_path / "rank0.json"], "kineto"))

@@ -6,6 +6,7 @@ from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
 from daydream.graph.calls import in_replays
+from daydream.report.info import info_of
 from daydream.report.views.step import likely_text
 
 
@@ -111,3 +112,13 @@ def test_what_a_model_does_itself_without_compilation_is_its_own():
     answer = daydream.whatif(model("nothing", unplaced=60), "scale", layer="blocks.*", factor=0.5)
     assert answer.unplaced is None
     assert answer.reason is None
+
+
+def test_info_says_how_much_is_known_of_the_whole_model_only():
+    for call_of, said in (
+        ("graph", ("partly", "known for 77% of the kernel time; 23% only as part of CUDA graphs")),
+        ("nothing", ("yes", "known for 100% of the kernel time")),
+    ):
+        recorded = model(call_of, unplaced=60)
+        found = info_of(recorded.graph.trace, recorded.graph, recorded)
+        assert (found.verdicts["by layer"].answer, found.verdicts["by layer"].why) == said

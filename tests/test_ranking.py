@@ -162,6 +162,14 @@ def test_what_hardly_changes_the_step_is_no_gain(ranking):
     assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
 
 
+def test_it_becomes_a_data_frame(ranking):
+    pytest.importorskip("pandas")
+    frame = ranking.to_pandas()
+
+    assert frame.optimization.tolist()[:3] == ["halve-data", "halve-long", "slow-data"]
+    assert frame.saving_ns.tolist() == [16_000, 15_000, -32_000, 31_000]
+
+
 @pytest.mark.parametrize(
     ("name", "short"),
     [

@@ -95,6 +95,17 @@ def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded):
         assert abs(step.error) <= 0.001
 
 
+def test_each_rank_counts_its_own_steps(tmp_path):
+    for rank in range(2):
+        PROGRAMS["multi_stream"]().run(steps=8).write(tmp_path / f"rank{rank}.json", 2, 6)
+    found = daydream.load(tmp_path, steps="2:4")
+
+    steps = found.metadata["steps"]
+    assert [step["rank"] for step in steps].count(0) == [step["rank"] for step in steps].count(1) == 3
+    assert set(np.unique(found["rank"]).tolist()) == {0, 1}
+    assert len(daydream.replay(found).steps) == 4
+
+
 @pytest.mark.parametrize("steps", ["12:", "3:3", "5:2"])
 def test_a_range_without_a_step_is_refused(recorded, save, steps):
     with pytest.raises(TraceError, match=r"has none of the steps .* the steps 0 to 11"):

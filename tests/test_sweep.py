@@ -7,7 +7,8 @@ from graph.small_traces import call, launched, op, trace
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream import GraphError, OutputError
+from daydream import DaydreamError, GraphError, OutputError
+from daydream.parallel import Engine
 
 OWN = """
 def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):
@@ -138,3 +139,18 @@ def test_all_scenarios_are_written_to_a_file(found, tmp_path, name):
     found.save(path, force=True)
     with pytest.raises(OutputError, match=r"\.csv or \.parquet"):
         found.save(Path(tmp_path / "all.txt"))
+
+
+def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
+    with pytest.raises(GraphError, match="is a Replay, which is not sent"):
+        daydream.sweep(daydream.replay(recorded), "scale", SCALES, engine="processes:1")
+    described = tmp_path / "lab.toml"
+    described.touch()
+    elsewhere = Engine("dask", address="tcp://host:8786")
+    with pytest.raises(DaydreamError, match="is a file of this machine"):
+        daydream.sweep(recorded, "scale", SCALES, name=str(described), engine=elsewhere)
+
+
+def test_a_value_has_to_be_one_of_the_choices():
+    with pytest.raises(GraphError, match="model must be one of bytes, sum, not 'best'"):
+        daydream.sweep("there-is-no-such-file.json", "fused-adam", {"model": ["sum", "best"]})

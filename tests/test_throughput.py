@@ -28,6 +28,13 @@ def test_a_step_that_covers_four_times_the_samples_in_twice_the_time_gives_twice
     assert rate.after_per_s == pytest.approx(4 * 8 / (found.predicted_ns / 1e9))
 
 
+def test_tokens_are_those_of_all_samples(replayed):
+    found = daydream.whatif(replayed, twice_as_long, unit="tokens")
+
+    assert found.throughput.unit == "tokens"
+    assert found.throughput.before_per_s == pytest.approx(8 * 256 / (found.replayed_ns / 1e9))
+
+
 def test_a_step_that_covers_what_it_did_has_no_throughput(replayed):
     assert daydream.whatif(replayed, "amp").throughput is None
     assert daydream.whatif(replayed, twice_as_long, times=1.0).throughput is None
@@ -48,3 +55,13 @@ def test_a_step_of_several_batches_has_no_known_number_of_samples(replayed):
 
     assert samples_per_step(replayed.graph) == 8
     assert samples_per_step(graph) is None
+
+
+def test_a_sweep_is_sorted_by_throughput_unless_by_step(replayed):
+    asked = ["ddp", {"workers": [2, 8]}]
+
+    by_throughput = daydream.sweep(replayed, *asked, bandwidth=100.0)
+    by_step = daydream.sweep(replayed, *asked, bandwidth=100.0, sort="step")
+
+    assert [each.options["workers"] for each in by_throughput.scenarios] == [8, 2]
+    assert [each.options["workers"] for each in by_step.scenarios] == [2, 8]

@@ -1,1 +1,1 @@
-"""Plan: which strategy of parallel training fits the memory of many GPUs, and which is fastest."""
+"""Plans: which strategy fits into memory and takes the least time."""

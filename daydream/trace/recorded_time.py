@@ -99,7 +99,8 @@ def shared_already(trace: Trace) -> str | None:
     if ranks := silent_ranks(trace):
         return (
             f"the trace is of one of {ranks:,} ranks, which share the work already, and holds none of their "
-            "collectives; ask it of a trace of one GPU alone"
+            "collectives; ask it of a trace of one GPU alone, or record this job with its collectives: "
+            f"daydream collect --world {ranks} SCRIPT"
         )
     return None
 

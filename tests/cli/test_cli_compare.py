@@ -20,12 +20,26 @@ def pair(folder):
     return folder
 
 
-def test_the_screen_is_as_reviewed(pair, ask):
-    done = ask(*SCREEN.split())
+@pytest.fixture
+def many(pair):
+    """The same with `nightly/`, whose GPU is slower from run 3 on, and `job/`, where that of rank 1 is."""
+    for name, gpus in (("nightly/run-{}.json", (0.5, 0.51, 0.5, 1.0, 1.01)), ("job/rank{}.json", (0.5, 1.0))):
+        for number, gpu in enumerate(gpus):
+            file = pair / name.format(number)
+            file.parent.mkdir(exist_ok=True)
+            PROGRAMS["synchronizing"]().run(steps=30, gpu=gpu).write(file, 24, 27)
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"), [("compare", SCREEN), ("series", "compare nightly"), ("blame", "blame job")]
+)
+def test_the_screen_is_as_reviewed(many, ask, name, typed):
+    done = ask(*typed.split())
 
     assert done.code == 0, done.err
-    golden = GOLDEN / "compare.txt"
-    screen = f"$ daydream {SCREEN}\n{done.out}"
+    golden = GOLDEN / f"{name}.txt"
+    screen = f"$ daydream {typed}\n{done.out}"
     if os.environ.get("DAYDREAM_GOLDEN") == "write":
         golden.write_text(screen, encoding="utf-8")
     assert screen == golden.read_text(encoding="utf-8")

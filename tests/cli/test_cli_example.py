@@ -9,6 +9,13 @@ from daydream.cli.collect import EXAMPLES
 SOURCE = Path(__file__).resolve().parents[2] / "examples"
 
 
+def test_without_a_name_they_are_listed(ask):
+    done = ask("example")
+
+    assert [line.split()[0] for line in done.out.splitlines()] == list(EXAMPLES)
+    assert done.err == "next: daydream example synthetic_gpt_gpu.json.gz\n"
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_what_the_repository_holds(ask, folder, name):
     done = ask("example", name, "-o", f"copy_of_{name}")

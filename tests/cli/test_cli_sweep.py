@@ -159,3 +159,9 @@ def test_lists_of_values(text, kind, values):
 def test_what_is_no_list_of_values(text, kind):
     with pytest.raises(ValueError, match=r"\S"):
         values_of(text, kind)
+
+
+def test_all_scenarios_go_to_a_file(ask, folder):
+    assert ask(SCALE, "-o", "all.csv", "--top", "1").err == "wrote all.csv\n"
+    assert len((folder / "all.csv").read_text(encoding="utf-8").splitlines()) == 1 + 8
+    assert [ask(SCALE, "-o", "all.csv", *more).code for more in ([], ["--force"])] == [1, 0]

@@ -194,3 +194,13 @@ def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(folder):
     recorded, then = page.split("After fused-adam: peak", 1)
     assert "As recorded: " in recorded
     assert "optimizer state" in then.partition("</table>")[0]
+
+
+def test_the_report_of_a_whatif_says_why_its_peak_is_not_known(folder):
+    words = ("metaflow", "--layers", "blocks.*", "--factor", "0.5")
+    assert asked(folder, "whatif", *words, "--html", "u.html", "--no-ranking").code == 0
+    page = (folder / "u.html").read_text("utf-8")
+    assert "After metaflow: metaflow cannot say what that does to memory" in page
+    assert "<span>peak memory</span>" not in page
+    assert asked(folder, "whatif fused-adam --html n.html --no-ranking", trace="none.parquet").code == 0
+    assert 'id="memory"' not in (folder / "n.html").read_text("utf-8")

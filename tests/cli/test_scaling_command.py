@@ -144,7 +144,7 @@ def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     screen = view_text(found)
 
     lines = screen.splitlines()
-    assert lines[0] == "1,024 workers: 29.69x the throughput of one, efficiency 2.90%"
+    assert lines[0] == "1,024 workers: 30.21x the throughput of one, efficiency 2.95%"
     assert lines[1].startswith("  largest loss: inter-node bandwidth; from a step of 100.0 us on 1 worker, ")
     heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
     assert lines[3].split() == heads.split()
@@ -221,3 +221,8 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
     assert "--force" in again.err
     assert ask(*asked, "--force").code == 0
     assert (folder / name).read_bytes() == content
+
+
+def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
+    slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
+    assert "and how they slow kernels that run meanwhile." in " ".join(slowed.split())

@@ -8,14 +8,8 @@ from typing import Any
 
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import (
-    POINT_TO_POINT,
-    RINGS,
-    Cluster,
-    Link,
-    bytes_of_message,
-    ring_ns,
-)
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.nccl import POINT_TO_POINT, RINGS, Link, bytes_of_message, ring_ns
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.trace.trace import Trace
