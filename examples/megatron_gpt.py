@@ -37,14 +37,14 @@ KERNELS = torch.library.Library("fused", "DEF")
 
 def kernel(schema: str, function: Callable[..., Any]) -> Any:
     """Return an operator that is one kernel in Megatron-LM, and this function where it must count."""
-    name = schema.partition("(")[0]
     KERNELS.define(schema)
-    KERNELS.impl(name, function, "CompositeExplicitAutograd")
-    return getattr(torch.ops.fused, name)
+    KERNELS.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
+    return getattr(torch.ops.fused, schema.partition("(")[0])
 
 
-def fused(forward: Any, backward: Any, keep: Callable[..., tuple[Tensor, ...]]) -> Any:
+def fused(schema: str, way: Any, back_schema: str, back: Any, keep: Callable[..., Any]) -> Any:
     """Return a differentiable function of two kernels; `keep` chooses what of (result, *inputs) is saved."""
+    forward, backward = kernel(schema, way), kernel(back_schema, back)
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -124,35 +124,30 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 softmax = fused(
-    kernel("softmax(Tensor x) -> Tensor", _softmax),
-    kernel("softmax_back(Tensor g, Tensor y) -> Tensor[]", _softmax_back),
-    lambda y, _: (y,),
-)
+    "softmax(Tensor x) -> Tensor", _softmax,
+    "softmax_back(Tensor g, Tensor y) -> Tensor[]", _softmax_back, lambda y, _: (y,),
+)  # fmt: skip
 bias_gelu = fused(
-    kernel("bias_gelu(Tensor x, Tensor bias) -> Tensor", _gelu),
-    kernel("bias_gelu_back(Tensor g, Tensor x, Tensor bias) -> Tensor[]", _gelu_back),
-    lambda _, x, bias: (x, bias),
-)
+    "bias_gelu(Tensor x, Tensor bias) -> Tensor", _gelu,
+    "bias_gelu_back(Tensor g, Tensor x, Tensor bias) -> Tensor[]", _gelu_back, lambda _, x, bias: (x, bias),
+)  # fmt: skip
 dropout_add = fused(
-    kernel("dropout_add(Tensor x, Tensor bias, Tensor residual) -> (Tensor, Tensor)", _add),
-    kernel("dropout_add_back(Tensor g, Tensor mask) -> Tensor[]", _add_back),
-    lambda y, *_: (y[1],),
-)
+    "dropout_add(Tensor x, Tensor bias, Tensor residual) -> (Tensor, Tensor)", _add,
+    "dropout_add_back(Tensor g, Tensor mask) -> Tensor[]", _add_back, lambda y, *_: (y[1],),
+)  # fmt: skip
 swiglu = fused(
-    kernel("swiglu(Tensor x) -> Tensor", _swiglu),
-    kernel("swiglu_back(Tensor g, Tensor x) -> Tensor[]", _swiglu_back),
-    lambda _, x: (x,),
-)
+    "swiglu(Tensor x) -> Tensor", _swiglu,
+    "swiglu_back(Tensor g, Tensor x) -> Tensor[]", _swiglu_back, lambda _, x: (x,),
+)  # fmt: skip
 rotary = fused(
-    kernel("rotary(Tensor x) -> Tensor", _turn),
-    kernel("rotary_back(Tensor g) -> Tensor[]", lambda g: [_turn(g)]),
-    lambda *_: (),
-)
+    "rotary(Tensor x) -> Tensor", _turn,
+    "rotary_back(Tensor g) -> Tensor[]", lambda g: [_turn(g)], lambda *_: (),
+)  # fmt: skip
 norm = fused(
-    kernel("norm(Tensor x, Tensor weight) -> (Tensor, Tensor)", _norm),
-    kernel("norm_back(Tensor g, Tensor x, Tensor weight, Tensor scale) -> Tensor[]", _norm_back),
+    "norm(Tensor x, Tensor weight) -> (Tensor, Tensor)", _norm,
+    "norm_back(Tensor g, Tensor x, Tensor weight, Tensor scale) -> Tensor[]", _norm_back,
     lambda y, x, weight: (x, weight, y[1]),
-)
+)  # fmt: skip
 loss_kernel = kernel("loss(Tensor(a!) logits, Tensor labels) -> Tensor", _loss)
 scale_kernel = kernel("scale(Tensor(a!) x, Tensor by) -> Tensor", lambda x, by: x.mul_(by).clone())
 
@@ -221,23 +216,50 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
+class SharedLinear(torch.autograd.Function):
+    """x W^T + b; the gradient of x is summed over the ranks while that of W is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, share: Share) -> Tensor:
+        """Return this rank's outputs."""
+        ctx.save_for_backward(x, weight)
+        ctx.share, ctx.bias = share, bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients (megatron/mpu/layers.py, `async_tensor_model_parallel_allreduce`)."""
+        x, weight = ctx.saved_tensors
+        whole, flat = gradient @ weight, gradient.flatten(0, -2)
+        work = ctx.share.size > 1 and dist.all_reduce(whole, group=ctx.share.group, async_op=True)
+        own = flat.t() @ x.flatten(0, -2)
+        bias = flat.sum(0) if ctx.bias else None
+        if work:
+            work.wait()
+        return whole, own, bias, None
+
+
 class ModernLinear(torch.autograd.Function):
-    """x W^T; its weight's gradient is added to one in 32 bits, and a gathered input is gathered anew."""
+    """x W^T, of all experts at once for weights of three dimensions.
+
+    The gradient of the weight is added to one in 32 bits, and a gathered input is gathered anew.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, share: Share) -> Tensor:
         """Return the product with the whole of x."""
         ctx.save_for_backward(x, weight)
         ctx.share = share
-        return share.gather(x) @ weight.t()
+        return share.gather(x) @ weight.mT
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of this rank's part of x."""
         x, weight = ctx.saved_tensors
-        flat = gradient.reshape(-1, gradient.shape[-1])
-        own = flat.t() @ ctx.share.gather(x).reshape(-1, x.shape[-1])
-        weight.main_grad.add_(own)
+        whole, flat = ctx.share.gather(x), gradient
+        if weight.dim() == 2:
+            whole, flat = whole.flatten(0, -2), gradient.flatten(0, -2)
+        weight.main_grad.add_(flat.mT @ whole)
         return ctx.share.scatter(gradient @ weight), None, None
 
 
@@ -252,17 +274,15 @@ class Linear(nn.Module):
         self.weight = of.parameter(out, into)
         self.bias = of.parameter(out) if bias else None
         self.own = bias == "own"
-        self.enter, self.leave = opposite(same, of.tp.sum), opposite(of.tp.sum, same)
-        if of.modern:
-            self.leave = opposite(of.tp.scatter, of.tp.gather)
+        self.leave = opposite(of.tp.scatter, of.tp.gather) if of.modern else opposite(of.tp.sum, same)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return this rank's outputs, or what all ranks sum to."""
+        share = self.tp if self.split == "out" else self.one
         if self.modern:
-            found = ModernLinear.apply(x, self.weight, self.tp if self.split == "out" else self.one)
+            found = ModernLinear.apply(x, self.weight, share)
         else:
-            x = self.enter(x) if self.split == "out" else x
-            found = functional.linear(x, self.weight, self.bias if self.own else None)
+            found = SharedLinear.apply(x, self.weight, self.bias if self.own else None, share)
         return self.leave(found) if self.split == "in" else found
 
 
@@ -394,34 +414,16 @@ class Gated(nn.Module):
         return self.narrow(swiglu(self.wide(x)))
 
 
-class ExpertsProduct(torch.autograd.Function):
-    """The products of all experts, one kernel; the gradient of the weights is added to one in 32 bits."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """Return (experts, tokens, out)."""
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients."""
-        x, weight = ctx.saved_tensors
-        own = torch.bmm(x.transpose(1, 2), gradient)
-        weight.main_grad.add_(own)
-        return torch.bmm(gradient, weight.transpose(1, 2)), None
-
-
 class Experts(nn.Module):
     """Experts that get equally many tokens each, divided among ranks, and one that all tokens go through."""
 
     def __init__(self, of: Any) -> None:
         super().__init__()
-        self.ep, self.number = of.ep, of.experts
+        self.ep, self.number, self.one = of.ep, of.experts, of.one
         self.router = Linear(of, of.hidden, of.experts)
         own = of.experts // of.ep.size
         self.experts = nn.ParameterList(
-            (of.parameter(own, of.hidden, 2 * of.expert_ffn), of.parameter(own, of.expert_ffn, of.hidden))
+            (of.parameter(own, 2 * of.expert_ffn, of.hidden), of.parameter(own, of.hidden, of.expert_ffn))
         )
         self.shared = Gated(of, SHARED_FFN)
         self.swap = opposite(of.ep.swap, of.ep.swap)
@@ -435,7 +437,7 @@ class Experts(nn.Module):
         sent = flat.index_select(0, order // TOP)
         wide, narrow = self.experts
         rows = self.swap(sent).unflatten(0, (self.ep.size, len(wide), -1)).transpose(0, 1).flatten(1, 2)
-        found = ExpertsProduct.apply(swiglu(ExpertsProduct.apply(rows, wide)), narrow)
+        found = ModernLinear.apply(swiglu(ModernLinear.apply(rows, wide, self.one)), narrow, self.one)
         got = self.swap(found.unflatten(1, (self.ep.size, -1)).transpose(0, 1).flatten(0, 2))
         got = got * weight.flatten().index_select(0, order)[:, None].to(x.dtype)
         return flat.new_zeros(flat.shape).index_add(0, order // TOP, got).view_as(x) + self.shared(x)
@@ -512,14 +514,13 @@ class Head(nn.Module):
             self.logits = Linear(of, of.hidden, of.vocabulary, "out")
         else:
             self.norm, self.weight = of.layer_norm(), tied
-            self.enter = opposite(same, of.tp.sum)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss."""
         x = self.norm(x)
         if self.modern:
             return ModernLoss.apply(self.logits(x), labels.t(), self.tp).mean()
-        logits = functional.linear(self.enter(x), self.weight)
+        logits = SharedLinear.apply(x, self.weight, None, self.tp)
         return VocabularyLoss.apply(logits, labels.t().contiguous(), self.tp).mean()
 
 

@@ -8,8 +8,8 @@ a block's kernels end no earlier than the thread has launched them.
 
     GPU after a chunk = max(GPU before + kernels, thread before + launches up to a block + kernels after it)
 
-All collectives of a block are waited for. Gradients are exchanged after the last backward pass, or during it.
-Units are ns and bytes.
+Of a block's collectives that counts which no kernel of it hides. Gradients are exchanged after the last backward
+pass, or during it. Units are ns and bytes.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Exchange:
         operation: `all_reduce`, `all_gather`, ... (`Cluster.time_ns`).
         nbytes: of one: the larger of what a member gives and what it gets.
         count: how many.
+        beside_ns: kernels of the block that run beside one, before the program waits for it.
     """
 
     group: str
     operation: str
     nbytes: float
     count: int = 1
+    beside_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,8 @@ def _chunk(
             parts["compute"] += one.gpu_ns
             cpu += one.cpu_ns
             for exchange in one.exchanges:
-                took = time(exchange.group, exchange.operation, exchange.nbytes) * exchange.count
+                took = time(exchange.group, exchange.operation, exchange.nbytes)
+                took = exchange.count * max(took - exchange.beside_ns, 0.0)
                 own += took
                 parts[exchange.group] += took
         if strategy.fsdp > 1:  # all parameters of a block are gathered before it, and blocks ahead

@@ -14,7 +14,7 @@ from daydream.costs.network.clusters import bytes_of_message
 from daydream.world.compose import Block, Exchange, Pass
 from daydream.world.emulate import Call, Emulation, observed
 from daydream.world.emulate_costs import kernels_of
-from daydream.world.process_group import HEARD, Asked
+from daydream.world.process_group import ASKED, HEARD, WAITED, Asked
 
 EXPERTS = "experts"  # in the name of a parameter that ranks of experts do not share
 
@@ -37,12 +37,13 @@ def recorded_blocks(
         launch_ns: what the thread takes for an operator with a kernel.
         groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
     """
-    heard: list[tuple[int, Asked]] = []
+    heard: list[tuple[int, int, Asked]] = []  # call that follows, number of the collective
+    waits: dict[int, int] = {}  # number of the collective: call that follows the wait
     inputs = [0.0] * len(layers)
 
     @contextmanager
     def hear(asked: Asked) -> Iterator[None]:
-        heard.append((len(gpu.calls), asked))
+        heard.append((len(gpu.calls), len(ASKED) - 1, asked))
         gpu.inside = True  # what moves values in this process moves none on a GPU
         try:
             yield
@@ -59,28 +60,34 @@ def recorded_blocks(
         model.get_submodule(path).register_forward_pre_hook(enter(number))
         for number, path in enumerate(layers)
     ]
+
+    def wait(number: int) -> None:
+        waits.setdefault(number, len(gpu.calls))
+
     HEARD.append(hear)
+    WAITED.append(wait)
     try:
         calls = observed(gpu, run, model)
     finally:
         HEARD.remove(hear)
+        WAITED.remove(wait)
         for hook in hooks:
             hook.remove()
     places = _places(calls, layers)
     count = len(layers) + 2
     gpu_ns, cpu_ns = ([[0.0] * count for _ in range(2)] for _ in range(2))
-    for call, (place, backward) in zip(calls, places, strict=True):
-        kernels = kernels_of(call, gpu.device)
-        gpu_ns[backward][place] += sum(kernel.duration_ns for kernel in kernels)
-        cpu_ns[backward][place] += launch_ns * bool(kernels)
+    took = [sum(kernel.duration_ns for kernel in kernels_of(call, gpu.device)) for call in calls]
+    for own_ns, (place, backward) in zip(took, places, strict=True):
+        gpu_ns[backward][place] += own_ns
+        cpu_ns[backward][place] += launch_ns * (own_ns > 0)
     exchanges: list[list[dict[Exchange, int]]] = [[{} for _ in range(count)] for _ in range(2)]
-    for at, asked in heard:
+    for at, number, asked in heard:
         if asked.group not in groups:
             continue
         place, backward = places[max(at - 1, 0)]
         group, members = groups[asked.group]
         size = bytes_of_message(asked.operation, asked.bytes, members)
-        one = Exchange(group, asked.operation, size)
+        one = Exchange(group, asked.operation, size, 1, sum(took[at : waits.get(number, at)]))
         found = exchanges[backward][place]
         found[one] = found.get(one, 0) + 1
     passes = [

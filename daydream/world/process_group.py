@@ -16,7 +16,6 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from torch import distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import _enable_record_function
 from torch.futures import Future
 
@@ -51,6 +50,9 @@ class Asked(Struct):
 ASKED: list[Asked] = []  # by their numbers, since the script began
 # Entered with each collective that is asked for, while its values move.
 HEARD: list[Callable[[Asked], AbstractContextManager[None]]] = []
+WAITED: list[
+    Callable[[int], None]
+] = []  # called with the number of each collective that is waited for
 GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
 
 
@@ -66,6 +68,8 @@ class Done(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Note the wait."""
         del timeout
+        for note in WAITED:
+            note(self._number)
         with torch.profiler.record_function(WAIT.format(self._number)):
             return True
 
@@ -139,7 +143,7 @@ class FakeGroup(dist.ProcessGroup):
         result: Any = None,
     ) -> Done:
         """Note a collective, copy second tensors of the pairs into first ones, and return that it is over."""
-        if any(tensor.is_cuda and not isinstance(tensor, FakeTensor) for tensor in put_in):
+        if torch.version.cuda and any(tensor.is_cuda for tensor in put_in):
             raise DaydreamError(
                 "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )

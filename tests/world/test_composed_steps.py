@@ -100,6 +100,8 @@ def test_collectives_of_a_block_are_waited_for():
     block = replace(LAYER, forward=Pass(1, 0, (Exchange("tp", "all_reduce", 30, 2),)))
     found = compose(model(1, block), Strategy(tp=2), Free())
     assert (found.step_ns, found.parts["tp"]) == (1 + 2 * 3 + 2, 6)
+    beside = replace(LAYER, backward=Pass(9, 0, (Exchange("tp", "all_reduce", 30, 2, beside_ns=2),)))
+    assert compose(model(1, beside), Strategy(tp=2), Free()).parts["tp"] == 2 * (3 - 2)
     assert compose(model(1, block), Strategy(), Free()).step_ns == 3  # alone there is nothing to exchange
 
 
