@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(201_023, 104, 10.74),
     "surface": Budget(105_600, 70, 9.70),
     "world": Budget(3_110, 4, 9.91),
-    "plan": Budget(8_160, 8, 10.87),
+    "plan": Budget(10_500, 9, 10.87),
     "product": Budget(552_920, 312, 10.10),
     "tests": Budget(387_370, 329, 10.65),
     "benchmarks, validation, tools": Budget(6_425, 41, 0.00),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -41,9 +41,10 @@ def plan(
     asked: tuple[str, ...],
     out: Output,
     *,
-    gpus: Any,
-    batch: int,
-    cluster: str,
+    gpus: Any = None,
+    batch: int | None = None,
+    cluster: str | None = None,
+    only: Literal["checkpointing"] | None = None,
     trace: str | None = None,
     emulate: str | None = None,
     capacity: int | None = None,
@@ -59,6 +60,7 @@ def plan(
 
     \b
     daydream plan train.py --gpus 64 --cluster dgx-h100 --batch 512 --set tp=--tensor-parallel
+    daydream plan --only checkpointing --capacity 24GB one_gpu.parquet
     daydream plan one_gpu.parquet --gpus 8,16,32 --cluster p5 --batch 512 --price 2.5
 
     A script never runs on data: its operators are emulated, once for each tp, ep, cp and micro-batch,
@@ -68,6 +70,7 @@ def plan(
     Args:
         gpus (LIST): Numbers of GPUs: 64, or 8,16,...,128.
         batch: Samples of a step, the same for all strategies.
+        only: Choose which blocks of a trace to checkpoint or offload so that it fits --capacity.
         trace (TRACE): TRACE by name.
         cluster (NAME): Machines, such as dgx-h100, or a file.
         emulate (GPU): GPU of a script, such as h100 [default: that of the cluster].
@@ -82,11 +85,21 @@ def plan(
         top: Rows to show.
     """
     from daydream.plan import search
+    from daydream.plan.checkpointing import choose_blocks
 
     out.check_files()
     paths = [*asked, *([trace] if trace else [])]
     if not paths:
         raise usage_error("name a training script, or the trace of one GPU")
+    if only and capacity:
+        with working() as progress:
+            replay = TraceRequest((paths[0],)).replay(progress)
+            choice = choose_blocks(replay, capacity, progress=progress)
+            written = out.write_files(choice, progress)
+        out.answer(choice, {"trace": paths[0]}, written=written)
+        return
+    if only or gpus is None or batch is None or cluster is None:
+        raise usage_error("--only needs --capacity; without it give --gpus, --batch and --cluster")
     with working() as progress:
         if paths[0].endswith(".py"):
             from daydream.plan.script import of_script

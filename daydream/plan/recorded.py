@@ -10,7 +10,7 @@ import numpy as np
 from daydream.costs.device.input_sizes import recorded_length, samples_per_step
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import bytes_of_message
+from daydream.costs.network.nccl import bytes_of_message
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.errors import NotApplicableError

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from daydream.plan.checkpointing import Choice
 from daydream.plan.predictor import Candidate
 from daydream.plan.search import SHOWN, Plan
 from daydream.report.blocks import (
     FADED,
     NEUTRAL,
     Block,
+    Code,
     Column,
     Drawing,
     Headline,
@@ -18,6 +20,7 @@ from daydream.report.blocks import (
     Text,
 )
 from daydream.report.format import number, range_text, time_text
+from daydream.report.view import view
 from daydream.text import bytes_text, capacity_text, counted, listed
 
 WIDE, HIGH = 640, 240  # pixels of the drawing
@@ -72,6 +75,29 @@ def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]
     why += [f"{seen.too_large:,} too large", f"{seen.dominated:,} slower for certain"]
     said = f"{counted(seen.possible, 'strategy', 'strategies')}: {seen.predicted:,} predicted, "
     return [*blocks, Text(said + ", ".join(why), "seen: "), Notes(found.notes, aside=not verbose)]
+
+
+def choice(found: Choice, *, verbose: bool = False) -> list[Block]:
+    """Return what a choice of blocks makes of a step, the blocks by what a byte costs, and the code."""
+    columns = [
+        Column("block"),
+        Column("change"),
+        Column("chosen"),
+        Kind.TIME("costs"),
+        Kind.BYTES("saves"),
+    ]
+    rows = [
+        Row((one.block, one.change, "yes" if one.chosen else "", one.cost_ns, one.saved_bytes))
+        for one in found.blocks
+        if one.chosen or verbose
+    ]
+    said = "" if found.exact else "a better choice may have been missed"
+    return [
+        *view(found.prediction, verbose=verbose),
+        Table(columns, rows, name="blocks"),
+        *map(Code, found.code.splitlines()),
+        Notes([said] if said else []),
+    ]
 
 
 def _row(found: Plan, each: Candidate, head: str = "") -> Row:

@@ -23,6 +23,7 @@ VIEWS = {
     "Sweep": "ranking.sweep",
     "Scaling": "ranking.scaling",
     "Plan": "..plan.view.plan",
+    "Choice": "..plan.view.choice",
     "MemoryReport": "memory.report",
     "MemoryView": "memory.uses",
     "Largest": "memory.largest",

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from daydream.costs.network.clusters import bytes_of_message
+from daydream.costs.network.nccl import bytes_of_message
 from daydream.world.compose import Block, Exchange, Pass
 from daydream.world.emulate import Call, Emulation, observed
 from daydream.world.emulate_costs import kernels_of
