@@ -34,7 +34,7 @@ from daydream.world.compose import Block, Model, Strategy, compose
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
-PAYS = 0.5  # to which part of their error the factor must bring these rows: it is not there to fit noise
+PAYS = 0.7  # to which part of their error the factor must bring these rows: it is not there to fit noise
 LEAST = 5  # rows of a group whose order counts
 GIB = 2**30
 

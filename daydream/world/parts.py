@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,51 +74,39 @@ def recorded_blocks(
         for hook in hooks:
             hook.remove()
     places = _places(calls, layers)
-    count = len(layers) + 2
-    gpu_ns, cpu_ns = ([[0.0] * count for _ in range(2)] for _ in range(2))
+    spent: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    exchanges: dict[tuple[int, bool], Counter[Exchange]] = defaultdict(Counter)
     took = [sum(kernel.duration_ns for kernel in kernels_of(call, gpu.device)) for call in calls]
-    for own_ns, (place, backward) in zip(took, places, strict=True):
-        gpu_ns[backward][place] += own_ns
-        cpu_ns[backward][place] += launch_ns * (own_ns > 0)
-    exchanges: list[list[dict[Exchange, int]]] = [[{} for _ in range(count)] for _ in range(2)]
+    for own_ns, place in zip(took, places, strict=True):
+        spent[place][0] += own_ns
+        spent[place][1] += launch_ns * (own_ns > 0)
     for at, number, asked in heard:
-        if asked.group not in groups:
-            continue
-        place, backward = places[max(at - 1, 0)]
-        group, members = groups[asked.group]
-        size = bytes_of_message(asked.operation, asked.bytes, members)
-        one = Exchange(group, asked.operation, size, 1, sum(took[at : waits.get(number, at)]))
-        found = exchanges[backward][place]
-        found[one] = found.get(one, 0) + 1
-    passes = [
-        [
-            Pass(
-                gpu_ns[backward][place],
-                cpu_ns[backward][place],
-                tuple(
-                    replace(one, count=times) for one, times in exchanges[backward][place].items()
-                ),
-            )
-            for place in range(count)
-        ]
-        for backward in range(2)
-    ]
-    saved, workspace = _held(gpu, places, count)
-    own = _parameters(model, layers)
+        if asked.group in groups:
+            group, members = groups[asked.group]
+            size = bytes_of_message(asked.operation, asked.bytes, members)
+            beside = sum(took[at : waits.get(number, at)])
+            one = Exchange(group, asked.operation, size, 1, beside)
+            exchanges[places[max(at - 1, 0)]][one] += 1
+
+    def one_pass(place: int, *, backward: bool) -> Pass:
+        found = exchanges[place, backward].items()
+        gpu_ns, cpu_ns = spent[place, backward]
+        return Pass(gpu_ns, cpu_ns, tuple(replace(one, count=times) for one, times in found))
+
     names = ["before", *layers, "after"]
-    inside = [0, *range(len(layers)), len(layers) - 1]
+    saved, workspace = _held(gpu, places, len(names))
     return tuple(
         Block(
-            names[place],
-            passes[0][place],
-            passes[1][place],
-            *own[place],
-            input_bytes=inputs[inside[place]],
-            saved_bytes=saved[place],
-            workspace_bytes=workspace[place],
-            is_layer=0 < place < count - 1,
+            name,
+            one_pass(place, backward=False),
+            one_pass(place, backward=True),
+            *_parameters(model, layers)[place],
+            inputs[min(max(place - 1, 0), len(layers) - 1)],
+            saved[place],
+            workspace[place],
+            is_layer=0 < place <= len(layers),
         )
-        for place in range(count)
+        for place, name in enumerate(names)
     )
 
 
@@ -175,14 +163,10 @@ def _held(
 
 def _parameters(model: nn.Module, layers: Sequence[str]) -> list[tuple[float, float]]:
     """Return the elements of each block that are not of experts, and those that are."""
-    found = [[0.0, 0.0] for _ in range(len(layers) + 2)]
-    first = inf
-    names = [name for name, _ in model.named_parameters()]
-    for number, name in enumerate(names):
-        if any(name.startswith(path + ".") for path in layers):
-            first = min(first, number)
-    for number, (name, parameter) in enumerate(model.named_parameters()):
+    plain, experts = ([0.0] * (len(layers) + 2) for _ in range(2))
+    other = 0  # the block of what is in no layer
+    for name, parameter in model.named_parameters():
         within = [at for at, path in enumerate(layers, 1) if name.startswith(path + ".")]
-        place = within[0] if within else 0 if number < first else len(layers) + 1
-        found[place][EXPERTS in name] += parameter.numel()
-    return [(plain, experts) for plain, experts in found]
+        other = len(layers) + 1 if within else other
+        (experts if EXPERTS in name else plain)[within[0] if within else other] += parameter.numel()
+    return list(zip(plain, experts, strict=True))
