@@ -32,6 +32,8 @@ def collect(
     world: int | None = None,
     rank: int = 0,
     cluster: str | None = None,
+    emulate: str | None = None,
+    cpu: str = "typical",
     no_suggestions: bool = False,
 ) -> int:
     r"""Run a training script, unmodified, and record a few of its steps.
@@ -41,6 +43,7 @@ def collect(
     daydream collect -o run.parquet -m package.train --epochs 1
     daydream collect --nproc-per-node 2 train.py
     daydream collect --world 64 --cluster dgx-h100 train.py
+    daydream collect --emulate h100 train.py
 
     Options of `collect` come before the script, everything after it is the script's own. The first
     steps are skipped, the next ones timed without a profiler, then a few are captured, and the script
@@ -57,6 +60,8 @@ def collect(
         world: Run the script as one rank of N that do not exist: how will the job of N run?
         rank: Which one.
         cluster (NAME): Machines of that job, such as dgx-h100, or a file.
+        emulate (NAME): Run the script without a GPU, and record what this one, such as h100, would run.
+        cpu: What launches its kernels, with --emulate.
         no_suggestions: Do not predict at the end what would speed up the step.
     """
     from daydream.collect.launcher.runner import Recording
@@ -78,6 +83,13 @@ def collect(
             from daydream.costs.network.cluster_names import find_cluster
 
             find_cluster(cluster).holding(world)
+    emulated = None
+    if emulate:
+        from daydream.costs.devices import find_device
+
+        emulated = {"device": find_device(emulate).name, "cpu": cpu}
+        if script.nproc_per_node:
+            raise usage_error("--emulate and --nproc-per-node exclude each other; use --world")
     target = script.target
     stem = target.rpartition(".")[2] if script.module else Path(target).resolve().stem
     path = Path(out.output or f"{stem}.parquet")
@@ -85,7 +97,7 @@ def collect(
     out.check(path)
     recording = Recording(
         steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory,
-        fake_world=fake_world,
+        fake_world=fake_world, emulated=emulated,
     )  # fmt: skip
     done = script.record(path, recording, force=out.force, own_stdout=out.as_json)
     result = {

@@ -16,7 +16,7 @@ from cli.command_line import daydream  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GPU, CPU = "synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"
-TOOLS = ["info", "explain", "rank", "whatif", "blame", "memory", "compare", "confirm"]
+TOOLS = ["info", "explain", "rank", "whatif", "blame", "memory", "plan", "compare", "confirm"]
 LARGEST = 8000  # bytes of an answer: some 2,000 tokens
 OWN = """
 from pathlib import Path

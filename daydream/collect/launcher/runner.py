@@ -206,7 +206,8 @@ class Recording:
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
     unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
-    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`.
+    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`;
+    `emulated` the GPU and the CPU that are emulated: `device`, `cpu`.
     """
 
     steps: int = 3
@@ -216,6 +217,7 @@ class Recording:
     with_stack: bool = False
     memory: bool = True
     fake_world: dict[str, Any] | None = None
+    emulated: dict[str, str] | None = None
 
 
 @dataclass
