@@ -349,7 +349,8 @@ def transfer_in_fake_world(draft: Draft) -> None:
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
         if name not in lanes:
-            lanes[name] = draft.add_lane(Lane(name, rank, on_device=True, host=True))
+            host = not trace.is_kind("kernel").any()
+            lanes[name] = draft.add_lane(Lane(name, rank, on_device=True, host=host))
         lane.append(lanes[name])
         names.append(draft.code("name", f"{operation} {where}"))
     transfers = draft.add(
@@ -362,8 +363,22 @@ def transfer_in_fake_world(draft: Draft) -> None:
         order=draft.order[tasks] + DEVICE_PLACE,
         **draft.values(tasks, "op", "layer", "phase", "step", "start_ns"),
     )
+    # Kernels there are where a GPU was emulated: its stream waits, as NCCL lets it, and the CPU goes on.
+    kernels = draft.task_of_row[np.flatnonzero(trace.is_kind("kernel"))]
+    kernels = kernels[(kernels >= 0) & (draft.launch[kernels] >= 0)]
+    launched = draft.start_ns[draft.launch[kernels]]
+    kernels, launched = (
+        values[np.argsort(launched, kind="stable")] for values in (kernels, launched)
+    )
+    before = np.searchsorted(launched, draft.start_ns[tasks]) - 1
+    known = before >= 0
+    draft.link(kernels[before[known]], transfers[known], cause=Cause.COMMUNICATION)
     transfer_of = dict(zip(trace["correlation"][calls].tolist(), transfers.tolist(), strict=True))
     for wait in rows[~is_call].tolist():
         transfer = transfer_of.get(int(trace["correlation"][wait]))
-        if transfer is not None:  # else it was asked for before the recording
-            draft.link(transfer, draft.task_of_row[wait], cause=Cause.COMMUNICATION)
+        waits = draft.task_of_row[wait]
+        if len(kernels):
+            behind = int(np.searchsorted(launched, draft.start_ns[waits]))
+            waits = kernels[behind] if behind < len(kernels) else None
+        if transfer is not None and waits is not None:  # else it is of a time before the recording
+            draft.link(transfer, waits, cause=Cause.COMMUNICATION)
