@@ -25,6 +25,8 @@ COMMANDS = {
     "scaling": "daydream.predict.scaling.Scaling",
     "sweep": "daydream.predict.sweep.Sweep",
     "compare": "daydream.predict.compare.Difference",
+    "compare A B C": "daydream.predict.compare.Series",
+    "blame": "daydream.predict.curves.Blame",
     "confirm": "daydream.predict.confirm.Confirmation",
     "calibrate": "daydream.calibration.run.Calibration",
     "calibrate --tool": "daydream.calibration.in_place.InPlaceCalibration",

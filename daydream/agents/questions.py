@@ -54,6 +54,7 @@ RECORDS = {  # of the answers
     "whatif": "daydream.predict.prediction:Prediction",
     "memory": "daydream.memory.result:MemoryReport",
     "compare": "daydream.predict.compare:Difference",
+    "blame": "daydream.predict.curves:Blame",
     "confirm": "daydream.predict.confirm:Confirmation",
 }
 ADDED = {
@@ -195,6 +196,13 @@ class WhatIf(OfTrace, kw_only=True):
     capacity: str | None = None
 
 
+class Blame(OfTrace):
+    """Say what each rank, stage and kind of work costs a job of several ranks, simulated without it.
+
+    Falsified by: the replay, as of info; and a recording in which that rank takes what the others take.
+    """
+
+
 class Memory(OfTrace):
     """Say who holds the peak of memory on each device, and whether it fits; needs recorded memory.
 
@@ -236,7 +244,7 @@ class Confirm(Question):
     block_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
-QUESTIONS = (Info, Explain, Rank, WhatIf, Memory, Compare, Confirm)
+QUESTIONS = (Info, Explain, Rank, WhatIf, Blame, Memory, Compare, Confirm)
 TOOLS = {each.__name__.lower(): each for each in QUESTIONS}
 
 

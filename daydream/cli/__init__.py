@@ -30,7 +30,8 @@ COMMANDS = {  # heading -> name -> its module, and what it does
         "info": ("info", "What a trace holds, and what it is good enough for."),
         "replay": ("info", "Simulate a trace unchanged, to see the error."),
         "confirm": ("confirm", "Predict a change, make it in the script, compare."),
-        "compare": ("info", "Compare two traces, or a prediction with a trace."),
+        "compare": ("info", "Compare two traces, a series, or a prediction with a trace."),
+        "blame": ("info", "What each rank, stage and kind of work costs a job."),
     },
     "More": {
         "import": ("collect", "Turn a profiler's files into one small trace."),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.launch_grids import grown_time, growth_by_grids
     from daydream.costs.device.measured import KernelTable, in_place, replace_cost, take_measured
+    from daydream.costs.device.measured_tables import measured_ns, missing_tables
     from daydream.costs.device.retime import (
         Retimed,
         at_peak_ns,

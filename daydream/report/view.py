@@ -17,6 +17,8 @@ VIEWS = {
     "Curves": "ranking.curves",
     "Explanation": "explanation.explanation",
     "Difference": "difference.difference",
+    "Series": "difference.series",
+    "Blame": "difference.blame",
     "Confirmation": "difference.confirmation",
     "Sweep": "ranking.sweep",
     "Scaling": "ranking.scaling",

@@ -1,18 +1,14 @@
 """Nsight Systems exports: what each table becomes, over schema versions and oddities."""
 
-from __future__ import annotations
-
-import sqlite3
-from pathlib import Path
-
-import numpy as np
 import pytest
 from nsys_database import (
+    COPY,
     ID,
     LAUNCH,
     MAIN,
     OTHER,
     PID,
+    allocation,
     call,
     copy,
     kernel,
@@ -22,14 +18,15 @@ from nsys_database import (
     range_,
     read,
     read_nsys,
+    record,
     rows_of,
+    sync,
     write_export,
 )
-from shared import shared_trace
 
-from daydream.collect.derive.build import derive
-from daydream.collect.derive.recording import Recording
+import daydream
 from daydream.collect.importers.nsys import split_ranks
+from daydream.trace.schema import NO_ID
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
@@ -187,7 +184,7 @@ def test_ranges_of_emit_nvtx_are_operators(tmp_path, text, kind, name, sequence,
     assert rows_of(recording, "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
 
 
-def two_processes(tmp_path: Path) -> Recording:
+def two_processes(tmp_path):
     return read(tmp_path, {
         "RUNTIME": [
             call(0, 5, 1, LAUNCH, pid=30), call(1, 6, 1, LAUNCH, pid=20), call(2, 3, 1, LAUNCH, pid=10),
@@ -314,12 +311,6 @@ def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
     assert {device["id"]: device["name"] for device in devices} == names
 
 
-def test_the_shared_laptop_trace_names_the_device_that_worked():
-    recording = read_nsys(shared_trace("cases/nsys_rtx5000ada_laptop_5_forward_passes.sqlite.gz"))
-    named = [(device["id"], device["name"]) for device in recording.metadata["devices"]]
-    assert named == [(0, "NVIDIA RTX 5000 Ada Generation Laptop GPU")]
-
-
 def test_nothing_else_leaves_the_file(tmp_path):
     recording = read(tmp_path, {
         "KERNEL": [kernel(0, 5, 1)],
@@ -334,44 +325,11 @@ def test_nothing_else_leaves_the_file(tmp_path):
     assert "secret" not in repr(recording.metadata) + repr(recording.texts)
 
 
-def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
-    path = write_export(
-        tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")], "KERNEL": [kernel(0, 5, 1)]}
-    )
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE NVTX_EVENTS SET text = CAST(X'66FF6F' AS TEXT)")
-    database.close()
-
-    assert names_of(read_nsys(path), "annotation") == ["f\ufffdo"]
-
-
-def test_a_trace_comes_of_it(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(10, 15, 1, LAUNCH), call(20, 25, 2, LAUNCH), call(110, 115, 3, LAUNCH)],
-        "KERNEL": [
-            kernel(17, 30, 1),
-            kernel(30, 60, 2, demangledName=ID["ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"]),
-            kernel(117, 130, 3),
-        ],
-        "NVTX_EVENTS": [
-            range_(0, 50, "step"), range_(100, 150, "step"), range_(8, 28, "aten::add, seq = 1, op_id = 2"),
-        ],
-    })  # fmt: skip
-    trace = derive(recording, "^step$")
-    device = np.flatnonzero(trace.is_kind("kernel", "collective"))
-
-    assert trace.values("kind", device) == ["kernel", "collective", "kernel"]
-    assert trace.values("collective", device) == [None, "all_reduce", None]
-    assert trace.values("dtype", device)[::2] == ["float32", "float32"]
-    assert trace.values("op", device) == ["aten::add", "aten::add", None]
-    assert trace.values("step", device) == [0, 0, 1]
-
-
 def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):
-    def switch(start: int, is_in: int, tid: int) -> dict[str, int]:
+    def switch(start, is_in, tid):
         return {"start": 1000 * start, "cpu": 0, "isSchedIn": is_in, "globalTid": packed(tid)}
 
-    def waits(start: int, end: int, name: str) -> dict[str, int]:
+    def waits(start, end, name):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
 
     recording = read(tmp_path, {
@@ -399,7 +357,7 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
 
 
 def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
-    def lasts(start: int, end: int, name: str, tid: int = MAIN) -> dict[str, int]:
+    def lasts(start, end, name, tid=MAIN):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(tid)}
 
     path = write_export(tmp_path / "a.sqlite", {
@@ -456,3 +414,195 @@ def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_p
 
     found = rows_of(recording, "kind", "name", "start_ns", "duration_ns")
     assert found[1:-1] == [("blocked", "no CPU sample", 49_000_000, 61_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "name"),
+    [(1, "Event Sync"), (2, "Stream Wait Event"), (3, "Stream Sync"), (4, "Context Sync")],
+)
+def test_a_sync_row_is_named_by_its_type(tmp_path, of_type, name):
+    # the type says more than the call: a copy may wait for a stream
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 8, 1, syncType=of_type, streamId=7)],
+            "RUNTIME": [call(0, 9, 1, COPY)],
+        },
+    )
+
+    assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "stream", "correlation")[1] == (
+        "sync",
+        name,
+        2,
+        6,
+        7,
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("cudaDeviceSynchronize_v3020", "Context Sync"),
+        ("cudaStreamSynchronize_v3020", "Stream Sync"),
+        ("cudaEventSynchronize_v3020", "Event Sync"),
+        ("cudaStreamWaitEvent_v3020", "Stream Wait Event"),
+    ],
+)
+def test_a_sync_row_without_a_type_is_named_by_its_call(tmp_path, called, name):
+    recording = read(tmp_path, {"SYNCHRONIZATION": [sync(2, 8, 1)], "RUNTIME": [call(0, 9, 1, called)]})
+
+    assert names_of(recording, "sync") == [name]
+
+
+def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(tmp_path):
+    older = [sync(i, i + 1, i, deprecatedSyncType=i, streamId=7) for i in range(3)]
+    bare = [
+        sync(10, 11, 10, deprecatedSyncType=None, eventId=5, streamId=7),
+        sync(12, 13, 12, deprecatedSyncType=None, streamId=7),
+        sync(14, 15, 14, deprecatedSyncType=None),
+    ]
+    recording = read(tmp_path, {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]})
+
+    assert names_of(recording, "sync") == [
+        "Context Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Context Sync",
+    ]
+
+
+def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
+    recording = read(
+        tmp_path,
+        {
+            "KERNEL": [kernel(0, 5, 1, deviceId=0, contextId=1), kernel(0, 5, 2, deviceId=1, contextId=2)],
+            "SYNCHRONIZATION": [
+                sync(10, 11, 3, contextId=2),
+                sync(12, 13, 4, contextId=1),
+                sync(14, 15, 5, contextId=9),
+            ],
+        },
+    )
+
+    assert [device for kind, device in rows_of(recording, "kind", "device") if kind == "sync"] == [
+        1,
+        0,
+        0,
+    ]
+
+
+def test_a_query_is_no_wait(tmp_path):
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 3, 1, syncType=1, eventId=4)],
+            "RUNTIME": [call(0, 9, 1, "cudaEventQuery_v3020")],
+        },
+    )
+
+    assert names_of(recording, "sync") == ["Event Query"]
+    assert recording.metadata["notes"] == []
+
+
+def waits_and_records(**numbers):
+    #  record A(10)  record B(20)  wait A(30)  record A again(40)  wait A(50)  wait C(60)
+    record_again, first, second = numbers.get("sync_ids", [None, None, None])
+    return {
+        "RUNTIME": [
+            call(10, 11, 1, "cudaEventRecord_v3020"),
+            call(20, 21, 2, "cudaEventRecord_v3020"),
+            call(30, 31, 3, "cudaStreamWaitEvent_v3020"),
+            call(40, 41, 4, "cudaEventRecord_v3020"),
+            call(50, 51, 5, "cudaStreamWaitEvent_v3020"),
+            call(60, 61, 6, "cudaEventSynchronize_v3020"),
+        ],
+        "CUDA_EVENT": [
+            record(1, 100, 7, eventSyncId=first),
+            record(2, 200, 8, eventSyncId=first),
+            record(4, 100, 9, eventSyncId=record_again),
+        ],
+        "SYNCHRONIZATION": [
+            sync(30, 31, 3, streamId=13, eventId=100, syncType=2, eventSyncId=first),
+            sync(50, 51, 5, streamId=13, eventId=100, syncType=2, eventSyncId=second),
+            sync(60, 61, 6, eventId=300, syncType=1, eventSyncId=first),
+        ],
+    }
+
+
+def waits_of(recording):
+    rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
+    assert recording.metadata["notes"] == [
+        "1 of 3 waits for an event have no record of the event in the file."
+    ]
+    return [row[1:] for row in rows if row[0] == "sync"]
+
+
+def test_a_wait_is_for_the_latest_record_of_its_event_before_it(tmp_path):
+    tables = waits_and_records()
+    tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = tables.pop("CUDA_EVENT")
+
+    assert waits_of(read(tmp_path, tables, version="3.17.2")) == [(13, 7, 1), (13, 9, 4), (None, None, None)]
+
+
+def test_numbered_records_are_told_apart_by_their_number(tmp_path):
+    # the second wait is for the first record, though the event was recorded again before it
+    tables = waits_and_records(sync_ids=[72, 71, 71])
+    assert waits_of(read(tmp_path, tables, version="3.25.0")) == [
+        (13, 7, 1),
+        (13, 7, 1),
+        (None, None, None),
+    ]
+
+
+TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+WORK = {"RUNTIME": [call(1000, 1010, 5, LAUNCH)], "KERNEL": [kernel(1015, 1100, 5)]}
+
+
+def imported(folder, *rows, **tables):
+    return daydream.load(write_export(folder / "a.sqlite", {**WORK, **tables, TABLE: rows}))
+
+
+def test_allocations_and_frees_are_read_on_the_thread_that_asked(tmp_path):
+    trace = imported(tmp_path, allocation(1005, 2 << 20, 5), allocation(1050, 2 << 20, memoryOperationType=1))
+
+    memory = trace.memory
+    assert memory["time_ns"].tolist() == [5, 50]
+    assert memory["bytes"].tolist() == [2 << 20, -(2 << 20)]
+    assert memory["tid"].tolist() == [MAIN, NO_ID]
+    assert memory["pid"].tolist() == [PID, NO_ID]
+    assert memory["address"].tolist() == [4096, 4096]
+    assert memory["allocated_bytes"].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 3, 4, 6, 7])
+def test_memory_that_is_not_on_a_gpu_is_left_out_and_counted(tmp_path, kind):
+    trace = imported(tmp_path, allocation(1005, 512), allocation(1006, 512, memKind=kind))
+
+    assert len(trace.memory) == 1
+    assert (
+        "1 row of memory of the host or of processes without device work was left out."
+        in (trace.metadata["notes"])
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"start": None},
+        {"bytes": None},
+        {"bytes": -1},
+        {"bytes": 2**62},
+        {"deviceId": None},
+        {"memoryOperationType": 9},
+    ],
+)
+def test_rows_that_hold_no_event_are_left_out_and_counted(tmp_path, more):
+    trace = imported(tmp_path, allocation(1005, 512), {**allocation(1006, 512), **more})
+
+    assert len(trace.memory) == 1
+    assert (
+        "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
+    )

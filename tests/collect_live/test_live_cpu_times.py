@@ -1,7 +1,5 @@
 """Pauses of a script are waits or work by how long its thread ran meanwhile."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from daydream.trace.schema import BY_CLOCK  # noqa: E402
 PAUSE_S = 0.1
 
 
-def spin() -> None:
+def spin():
     end = time.perf_counter() + PAUSE_S
     while time.perf_counter() < end:
         pass

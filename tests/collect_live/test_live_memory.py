@@ -1,7 +1,5 @@
 """Memory that collect records: the events of torch's own export, and what is said where it cannot be."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,10 +1,6 @@
 """What recording costs, and so a step without a profiler, is known; its file is its owner's alone."""
 
-from __future__ import annotations
-
 import stat
-from pathlib import Path
-from typing import Any
 
 import pytest
 from live_models import MODELS
@@ -18,7 +14,7 @@ from daydream.errors import DaydreamError, TraceError
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
 
-def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path: Path):
+def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path):
     for _ in range(3):  # on a busy machine the timed steps may come out slower than the recorded ones
         trace = record(train(*MODELS["mlp"]()), tmp_path, unprofiled=20, force=True)
         result = daydream.replay(trace)
@@ -34,7 +30,7 @@ def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path: Path):
     assert daydream.whatif(result, "cpu", speedup=2).basis == "unprofiled"
 
 
-def test_without_unprofiled_steps_the_cost_is_known_too(tmp_path: Path):
+def test_without_unprofiled_steps_the_cost_is_known_too(tmp_path):
     result = daydream.replay(record(train(*MODELS["mlp"]()), tmp_path, unprofiled=0))
 
     assert result.basis == "estimated"
@@ -43,11 +39,11 @@ def test_without_unprofiled_steps_the_cost_is_known_too(tmp_path: Path):
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
+def written(monkeypatch):
     """Return the profiler's files as they are read, with their modes; reading fails."""
-    found: list[tuple[Path, int]] = []
+    found = []
 
-    def read(path: Path, *_: Any) -> Any:
+    def read(path, *_):
         found.append((path, stat.S_IMODE(path.stat().st_mode)))
         raise TraceError("it ends early")
 
@@ -55,7 +51,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return found
 
 
-def test_the_profilers_file_is_its_owners_and_a_full_disk_is_one_line(tmp_path, written) -> None:
+def test_the_profilers_file_is_its_owners_and_a_full_disk_is_one_line(tmp_path, written):
     with pytest.raises(DaydreamError, match=r"^cannot write what the profiler recorded to .*disk full\?.*$"):
         record(train(*MODELS["mlp"]()), tmp_path)
 

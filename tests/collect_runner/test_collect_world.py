@@ -1,7 +1,5 @@
 """`daydream collect --world`: one rank of a job whose other ranks do not exist."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

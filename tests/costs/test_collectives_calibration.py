@@ -94,12 +94,6 @@ def test_a_rank_alone_gives_durations_and_several_the_time_from_the_last_arrival
     assert measured_in(both) == [Measurement("all_reduce", 8 * MB, 2, 41_000)]
 
 
-def test_the_members_of_a_group_count_not_the_world():
-    groups = [{"name": "tp", "ranks": [0, 1]}]
-    found = trace_of(collective(0, 100, MB, group="tp"), world_size=16, groups=groups)
-    assert [one.world_size for one in measured_in(found)] == [2]
-
-
 def test_a_trace_without_sizes_gives_none():
     unknown = trace_of(collective(0, 5, None), world_size=2)
     assert measured_in(unknown) == []
@@ -132,12 +126,6 @@ def test_members_are_told_by_bandwidths_where_no_ranks_are_listed(tmp_path):
     path = tmp_path / "allreduce.txt"
     path.write_text("size count time algbw busbw\n1048576 1 100 10.48 15.72\n")
     assert read_nccl_tests(path)[0].world_size == 4
-
-
-def test_a_csv_names_its_units(tmp_path):
-    path = tmp_path / "allreduce_4gpus.csv"
-    path.write_text(HEADER + "1024,256,float,5000,1,6000,1\n")
-    assert [(one.time_ns, one.world_size) for one in read_nccl_tests(path)] == [(5000, 4), (6000, 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`explain`, `rank` and `whatif` answer one question alike, and `rank` has a row for a line of code."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +16,7 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 
 @pytest.fixture(scope="module", params=TRACES)
 def replay(request):
-    name: str = request.param
+    name = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
 
 
@@ -57,8 +55,3 @@ def test_a_line_of_code_names_the_optimizer_of_the_script():
     by_sgd = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz").graph
     assert lines_of([find("fused-optimizer")], by_sgd) == "torch.optim.SGD(parameters, fused=True)"
     assert "another optimizer than SGD" in str(why_not_offered(find("fused-adam"), by_sgd))
-
-
-def test_a_script_that_only_infers_has_no_step_of_training():
-    graph = shared_replay("kineto/h100_vit_inference.json.gz").graph
-    assert "model(static_batch)" in str(lines_of([find("cuda-graphs")], graph))

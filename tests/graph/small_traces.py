@@ -15,7 +15,7 @@ from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 Row = dict[str, Any]
 PID = 100
 LEAST_MADE = 1_000_000  # the first correlation that no test gives
-NO_COST: dict[str, Any] = {
+NO_COST = {
     "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
     "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
 }  # fmt: skip
@@ -104,7 +104,7 @@ def _flat(given):
 def _find_parents(rows):
     calls = {(each.get("rank", 0), each["correlation"]): number for number, each in enumerate(rows)
              if each["kind"] == "runtime"}  # fmt: skip
-    open_rows: dict[tuple[int, int], list[int]] = {}
+    open_rows = {}
     for number, each in enumerate(rows):
         each["parent"] = -1
         if each["kind"] in DEVICE_KINDS and each["correlation"] >= 0:

@@ -1,7 +1,5 @@
 """Collectives of a fake world on a cluster of round figures. Times in microseconds."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -40,17 +40,6 @@ def shown(chromium, what):
     return round(float(found["from"]), 6), round(float(found["to"]), 6)
 
 
-def test_the_chart_moves_with_the_timelines(opened):
-    whole = shown(opened, MEMORY)
-    assert whole == shown(opened, TIMELINE)
-
-    opened.run("document.querySelectorAll('.toolbar button')[2].click()")  # zoom in
-
-    assert shown(opened, MEMORY) == shown(opened, TIMELINE) != whole
-    drawn = "document.querySelectorAll('#memory-chart canvas').length"
-    assert opened.run(drawn) == 1
-
-
 def test_the_timelines_move_with_the_chart(opened):
     before = shown(opened, TIMELINE)
     opened.drag("#memory-chart .u-over", 0.25, 0.5)

@@ -58,7 +58,8 @@ class Call(NamedTuple):
 
 def product(batch: int, m: int, k: int, n: int, *, added: int = 0) -> Amount:
     """Return the work of `batch` products of m x k by k x n, plus elements read and added."""
-    return Amount("matmul", 2 * batch * m * k * n, batch * (m * k + k * n + m * n) + added)
+    moved = batch * (m * k + k * n + m * n) + added
+    return Amount("matmul", 2 * batch * m * k * n, moved, sizes=(m, n, k) if batch == 1 else ())
 
 
 def mm(call: Call) -> Amount | None:
@@ -87,7 +88,7 @@ def _added(call: Call, inner: Amount | None) -> Amount | None:
     """Return the work of a product of the second and third argument that is added to the first."""
     if inner is None or inner.elements is None:
         return None
-    return call.amount(inner.flop, inner.elements + elements(call.arguments[0]))
+    return inner._replace(elements=inner.elements + elements(call.arguments[0]))
 
 
 def linear(call: Call) -> Amount | None:
@@ -193,7 +194,8 @@ def attention(q: Shape, k: Shape, v: Shape, *, backward: bool) -> Amount | None:
     width = 3 * q[3] + 2 * v[3] if backward else q[3] + v[3]
     out = q[0] * q[1] * q[2] * v[3]
     moved = elements([q, k, v]) + out
-    return Amount("attention", 2 * scores * width, 2 * moved if backward else moved)
+    sizes = (q[0], q[2], q[1], k[1], q[3]) if q[2] == k[2] else ()
+    return Amount("attention", 2 * scores * width, 2 * moved if backward else moved, sizes=sizes)
 
 
 def attend(call: Call) -> Amount | None:

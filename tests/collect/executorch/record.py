@@ -7,8 +7,6 @@ For each back end the ETDump of six runs, its ETRecord and Inspector's table of 
 tables, paths of source files begin at the package or are names only; nothing else is changed.
 """
 
-from __future__ import annotations
-
 import re
 import zipfile
 from pathlib import Path
@@ -28,12 +26,12 @@ FOLDERS = re.compile(rb'(File \\*")[^"\\]*?/(?:site-packages/)?((?:torch/[^"\\]*
 class Block(nn.Module):
     """A convolution as networks have them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1)
         self.norm = nn.BatchNorm2d(16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return the channels of the images."""
         return torch.relu(self.norm(self.conv(x)))
 
@@ -41,19 +39,19 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A block, and two linear layers behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.block = Block()
         self.fc1 = nn.Linear(16, 64)
         self.fc2 = nn.Linear(64, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return ten numbers an image."""
         x = self.block(x).mean((2, 3))
         return self.fc2(torch.relu(self.fc1(x)))
 
 
-def record(name: str, partitioners: list[XnnpackPartitioner]) -> None:
+def record(name, partitioners):
     """Write NAME.etdp, NAME.etrecord, NAME.json, and NAME.parquet where pyarrow can."""
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 16, 16),)
@@ -75,7 +73,7 @@ def record(name: str, partitioners: list[XnnpackPartitioner]) -> None:
     table.to_parquet(HERE / f"{name}.parquet", compression="zstd")
 
 
-def shorten(path: Path) -> None:
+def shorten(path):
     """Pack an ETRecord, and shorten the paths in it."""
     with zipfile.ZipFile(path) as record:
         files = {each.filename: record.read(each) for each in record.infolist()}

@@ -5,8 +5,6 @@ The host's name and the compiled programs, which the profiler writes, are left o
 `tests/collect/test_xplane.py` reads it.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +28,7 @@ def train_step(weights, x, y):
     return [weight - 0.1 * slope for weight, slope in zip(weights, gradient, strict=True)], loss
 
 
-def main() -> None:
+def main():
     keys = jax.random.split(jax.random.key(0), 4)
     weights = [jax.random.normal(keys[0], (256, 256)) * 0.1, jax.random.normal(keys[1], (256, 8)) * 0.1]
     x, y = jax.random.normal(keys[2], (64, 256)), jax.random.normal(keys[3], (64, 8))
@@ -49,7 +47,7 @@ def main() -> None:
         Path(sys.argv[1]).write_bytes(without_hosts(data))
 
 
-def without_hosts(data: bytes) -> bytes:
+def without_hosts(data):
     """Return an XSpace with its planes alone (field 1), without that of the programs (`/host:metadata`)."""
     kept, at = b"", 0
     while at < len(data):
@@ -62,7 +60,7 @@ def without_hosts(data: bytes) -> bytes:
     return kept
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data, at):
     number, shift = 0, 0
     while True:
         byte = data[at]
