@@ -10,14 +10,14 @@ import daydream
 from daydream import NotApplicableError
 from daydream.plan.checkpointing import cheapest, choose_blocks
 
+FOLDER = Path(__file__).parents[2] / "validation" / "memory_peaks"
 BLOCKS = [f"blocks.{number}" for number in range(4)]
 
 
 @pytest.fixture(scope="module")
 def replay():
     """A mixer of four blocks, recorded on a CPU; its step holds 12.3 MB at most."""
-    folder = Path(__file__).parents[2] / "validation" / "memory_peaks"
-    return daydream.replay(folder / "Mixer.parquet")
+    return daydream.replay(FOLDER / "Mixer.parquet")
 
 
 def enumerated(cost, saved, excess, groups):
