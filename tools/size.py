@@ -37,7 +37,7 @@ BUDGETS = {
     "reading and recording": Budget(133_680, 79, 9.50),
     "knowledge": Budget(201_023, 104, 10.74),
     "surface": Budget(105_600, 70, 9.70),
-    "world": Budget(3_110, 4, 9.91),
+    "world": Budget(3_540, 5, 9.91),
     "product": Budget(552_920, 312, 10.10),
     "tests": Budget(387_370, 330, 10.66),
     "benchmarks, validation, tools": Budget(6_425, 41, 0.00),
