@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": "daydream.predict.replay.ReplayFigures",
     "explain": "daydream.predict.explain.Explanation",
     "scaling": "daydream.predict.scaling.Scaling",
+    "plan": "daydream.plan.search.Plan",
     "sweep": "daydream.predict.sweep.Sweep",
     "compare": "daydream.predict.compare.Difference",
     "compare A B C": "daydream.predict.compare.Series",

@@ -53,6 +53,7 @@ RECORDS = {  # of the answers
     "rank": "daydream.predict.rank:Ranking",
     "whatif": "daydream.predict.prediction:Prediction",
     "memory": "daydream.memory.result:MemoryReport",
+    "plan": "daydream.plan.search:Plan",
     "compare": "daydream.predict.compare:Difference",
     "blame": "daydream.predict.curves:Blame",
     "confirm": "daydream.predict.confirm:Confirmation",
@@ -213,6 +214,22 @@ class Memory(OfTrace):
     capacity: str | None = None
 
 
+class Plan(Question):
+    """Find the strategy (dp, fsdp, pp, checkpointing, ...) of many GPUs that fits and is fastest.
+
+    From the trace of one GPU with recorded memory; batch is the samples of a step of the whole job.
+
+    Falsified by: a step of that job outside step_low_ns to step_high_ns, or a peak above memory_bytes. `turn`
+    says which part of the step would have to be off, and by which factor, for the second to win.
+    """
+
+    trace: str
+    gpus: int
+    batch: int
+    cluster: str
+    capacity: str | None = None
+
+
 class Compare(Question):
     """Compare the steps of two traces; with optimization, what it predicts from the first.
 
@@ -244,7 +261,7 @@ class Confirm(Question):
     block_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
-QUESTIONS = (Info, Explain, Rank, WhatIf, Blame, Memory, Compare, Confirm)
+QUESTIONS = (Info, Explain, Rank, WhatIf, Blame, Memory, Plan, Compare, Confirm)
 TOOLS = {each.__name__.lower(): each for each in QUESTIONS}
 
 
@@ -276,7 +293,7 @@ def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[s
         elif name == "args":
             last += value
         elif name != "top" and value is not None:  # which is of the answer
-            text = root.file(value) if name == "trace" else value
+            text = root.file(value) if name == "trace" else root.value(value)
             found.append(f"--{name.replace('_', '-')}={text}")
     return found + last
 

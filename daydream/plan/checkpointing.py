@@ -120,10 +120,11 @@ def choose_blocks(
             best, chosen, exact = found, picked, whole
         limit = capacity - (memory.most_bytes - (now - saved[picked].sum(axis=0)).max())
     if best is None:
-        again = [change == "checkpointing" for _, change in ways]
-        least = (now - saved[again].sum(axis=0)).max()
+        again = [way for way in ways if way[1] == "checkpointing"]
+        edits = memory_changes(parse("checkpointing"), _options(again))
+        least = memory_after(held, edits, capacity).most_bytes
         raise NotApplicableError(
-            f"no choice of blocks fits {bytes_text(capacity)}: with all {sum(again)} checkpointed a step holds "
+            f"no choice of blocks fits {bytes_text(capacity)}: with all {len(again)} checkpointed a step needs "
             f"{bytes_text(least)}. batch-size, offload-optimizer and fsdp make it smaller."
         )
     at_peak = saved[:, now.argmax()].tolist()

@@ -160,6 +160,14 @@ class FakeWorld(Struct):
     cluster: str | None = None
 
 
+class Emulated(Struct):
+    """The GPU that was emulated, the CPU's model, and how often the program read a value that nobody knew."""
+
+    device: str
+    cpu: str
+    read: Number = 0
+
+
 class Alignment(Struct):
     """How the ranks' clocks were brought together."""
 
@@ -287,6 +295,7 @@ class Metadata(Struct):
     devices: list[Device] = []
     groups: list[ProcessGroup] = []
     fake_world: FakeWorld | None = None
+    emulated: Emulated | None = None
     alignment: Alignment | None = None
     threads: Number | None = None
     phases_assumed: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -18,6 +18,16 @@ NEVER_MADE = (
 )
 
 
+def emulated_rows(recording: Any, markers: list[Any]) -> list[Any]:
+    """Give a `Recording` the times and the rows of an emulated GPU; return its markers. Nothing without one."""
+    emulation = sys.modules.get("daydream.world.emulate")
+    if emulation is None or not emulation.SCRIPT:
+        return markers
+    from daydream.world.emulate_rows import emulate
+
+    return emulate(recording, markers, *emulation.SCRIPT)
+
+
 def note_collectives(recording: Any) -> None:
     """Give a `Recording` what the process group noted of its collectives, and its groups.
 

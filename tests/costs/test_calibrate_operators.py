@@ -1,6 +1,7 @@
 """Calibration: which calls are asked for, how they are made from shapes, and what a table of them answers."""
 
 import json
+from contextlib import closing
 
 import pytest
 from graph.small_graphs import kernels
@@ -282,7 +283,7 @@ def test_what_is_not_reached_in_time_is_listed():
 
 def test_a_call_that_crashes_torch_does_not_end_the_calibration(monkeypatch):
     pytest.importorskip("torch")
-    from daydream.calibration import process
+    from daydream.calibration import worker as process
 
     sent = process.Worker._exchange
 
@@ -300,10 +301,10 @@ def test_a_call_that_crashes_torch_does_not_end_the_calibration(monkeypatch):
 
 def test_a_call_that_hangs_is_given_up(monkeypatch):
     pytest.importorskip("torch")
-    from daydream.calibration.process import Worker
+    from daydream.calibration.worker import Worker
 
     large = OperatorCall("aten::mm", "[[4000,4000],[4000,4000]]", "float64")
-    with Worker(device="cpu", threads=1, trains=True, call_limit_s=0.01, patience_s=0.05) as worker:
+    with closing(Worker(device="cpu", threads=1, trains=True, call_limit_s=0.01, patience_s=0.05)) as worker:
         assert "took longer than" in worker.time(large, 10.0)["reason"]
         small = worker.time(OperatorCall("aten::relu", "[[8]]", "float32"), 10.0)
     assert small.keys() <= {"duration_ns", "repeats", "reason"}  # a slow machine may miss this limit, too

@@ -75,7 +75,7 @@ def test_a_tool_keeps_no_tensor_alive():
     assert contexts
     with pytest.raises(InstrumentError):
         contexts[0].get_inputs()
-    assert all(each._outputs is None and each._grad_outputs is None for each in contexts)
+    assert not any(each._held for each in contexts)
 
 
 CODE = """

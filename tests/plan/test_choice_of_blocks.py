@@ -5,19 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from view_text import view_text
 
 import daydream
 from daydream import NotApplicableError
 from daydream.plan.checkpointing import cheapest, choose_blocks
 
+FOLDER = Path(__file__).parents[2] / "validation" / "memory_peaks"
 BLOCKS = [f"blocks.{number}" for number in range(4)]
 
 
 @pytest.fixture(scope="module")
 def replay():
     """A mixer of four blocks, recorded on a CPU; its step holds 12.3 MB at most."""
-    folder = Path(__file__).parents[2] / "validation" / "memory_peaks"
-    return daydream.replay(folder / "Mixer.parquet")
+    return daydream.replay(FOLDER / "Mixer.parquet")
 
 
 def enumerated(cost, saved, excess, groups):
@@ -77,6 +78,15 @@ def test_of_a_recorded_model_no_other_set_is_faster(replay):
     assert sorted(chosen) == found.options["layers"].split(",")
     assert all(f"'{block}'" in found.code for block in chosen)
     assert found.code.count("blocks.") == len(chosen)
+
+
+def test_the_screen_names_the_blocks_and_the_code(replay):
+    found = choose_blocks(replay, 9_000_000)
+    text = view_text(found)
+    for row in found.blocks:
+        assert (f"{row.block}  " in text) == row.chosen
+    assert "in code: " in text
+    assert found.code.splitlines()[0] in text
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ class Recording:
 
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
     unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
-    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`.
+    and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`;
+    `emulated` the GPU and the CPU that are emulated: `device`, `cpu`.
     """
 
     steps: int = 3
@@ -216,6 +217,7 @@ class Recording:
     with_stack: bool = False
     memory: bool = True
     fake_world: dict[str, Any] | None = None
+    emulated: dict[str, str] | None = None
 
 
 @dataclass
@@ -528,7 +530,7 @@ def merge(
         return traces[kept], [
             f"{len(traces)} processes trained independently of each other; the trace is that of {kept}."
         ]
-    return _joined(list(loaded.values())), _missing(world, len(traces))
+    return joined_ranks([*loaded.values()]), _missing(world, len(traces))
 
 
 def _missing(world: int, found: int) -> list[str]:
@@ -537,7 +539,7 @@ def _missing(world: int, found: int) -> list[str]:
     return [f"The job has {counted(world, 'rank')}; {found} of them ran here and left a trace."]
 
 
-def _joined(traces: list[Trace]) -> Trace:
+def joined_ranks(traces: list[Trace]) -> Trace:
     """Return one trace on one clock: that of the rank whose origin is the earliest."""
     import numpy as np
 

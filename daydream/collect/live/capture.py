@@ -53,7 +53,7 @@ from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
-from daydream.world.rows import note_collectives
+from daydream.world.rows import emulated_rows, note_collectives
 
 
 def held_before() -> dict[str, dict[str, Any]]:
@@ -516,6 +516,7 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
             ) from None
     recording.metadata.update(metadata)
     note_collectives(recording)
+    markers = emulated_rows(recording, markers)
     if len(set(recording["forward_thread"].tolist()) - {UNKNOWN, 0}) > 1:
         recording.metadata[AUTOGRAD_THREADS] = autograd_threads(profiler)
     modules = frozenset(paths.of_module.values())

@@ -107,12 +107,13 @@ class Child:
     """A recording in this process, from the import of torch to the end of the process."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        from daydream.collect.live.recorder import Recorder
+        from daydream.collect.live.recorder import UNPROFILED, Recorder
 
         self._folder = folder
         self._name = str(settings["name"])
         self._stop_after = bool(settings["stop_after"])
         self._fake_world = settings.get("fake_world")
+        self._emulated = settings.get("emulated")
         self._pid = os.getpid()
         self._ended = False
         self._place = rank_and_world()
@@ -126,6 +127,7 @@ class Child:
             on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")),
             with_stack=bool(settings.get("with_stack")),
+            unprofiled=0 if self._emulated else UNPROFILED,
             memory=bool(settings.get("memory", True)),
         )
 
@@ -135,6 +137,10 @@ class Child:
             from daydream.world.script import make_world
 
             make_world(self._fake_world)
+        if self._emulated:
+            from daydream.world.emulate import emulate_script
+
+            emulate_script(**self._emulated)
         self.session.install()
         tell(self._folder, what="began")
         watch_compiler(lambda on: tell(self._folder, what="compiling", on=on))

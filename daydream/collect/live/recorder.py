@@ -42,6 +42,7 @@ from daydream.parallel import hand_back_freed_memory
 from daydream.text import counted
 from daydream.trace.trace import Trace
 
+UNPROFILED = 20  # steps that are timed
 AGAIN_S = 0.5  # a Ctrl-C that comes sooner is the same one: a group's, which its leader passes on
 AHEAD = 2  # steps between a profiler's preparation and its start: a GPU's takes long to start up
 MOST = 3  # times as many steps as asked for are captured at most, where updates are skipped
@@ -111,7 +112,7 @@ class Recorder:
         on_progress: Callable[[str], None] = lambda _: None,
         on_fork: Callable[[], None] = lambda: None,
         on_holding: Callable[[bool], None] = lambda _: None,
-        unprofiled: int = 20,
+        unprofiled: int = UNPROFILED,
         alternate: Callable[[list[Any]], Alternating] | None = None,
         with_stack: bool = False,
         memory: bool = True,
@@ -343,11 +344,12 @@ class Recorder:
         found: dict[str, Any] = {}
         if self.phase is not None:
             self.phase.describe(found)
+        cost = {**TYPICAL, "step_hooks_ns": kept.hooks_ns}
         asked = {"warmup": self.warmup, "steps": self.steps, "unprofiled": self.unprofiled}
         metadata |= {
             **found,
             **self.metadata,
-            "profiler_cost": {**TYPICAL, "step_hooks_ns": kept.hooks_ns},
+            **({} if "emulated" in metadata else {"profiler_cost": cost}),
             "source": self.output.name,
             "collected": {**asked, "ran": self.sequence.steps},
         }

@@ -35,7 +35,8 @@ class Table(NamedTuple):
     only: Mapping[str, object] = {}
 
 
-COLLECTIVES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
+FORMATS = {"float16": "bfloat16", "bfloat16": "bfloat16"}  # as fast as each other
+COLLECTIVES = "all_reduce", "all_gather", "reduce_scatter", "alltoall"
 NCCL = Table("comm/nccl/*/nccl_perf", "nccl_dtype", ("num_gpus", "message_size"))
 TABLES = {
     "gemm": Table("gemm/*/*/gemm_perf", "gemm_dtype", ("m", "n", "k")),
@@ -87,9 +88,7 @@ def measured_ns(
         no package, no table of the GPU or of the type.
     """
     sizes = np.maximum(np.asarray(sizes, np.float64), 1.0)
-    if (
-        dtype == "tf32" and operation == "gemm"
-    ):  # half the rate and twice the bytes: as a sum twice as long
+    if dtype == "tf32" and operation == "gemm":  # half the rate and twice the bytes
         sizes, dtype = sizes * (1, 1, 2), "bfloat16"
     rows = _rows(device.tables, operation, dtype)
     if rows is None:
@@ -111,29 +110,20 @@ def measured_ns(
 @lru_cache(maxsize=32)
 def _rows(gpu: str | None, operation: str, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the measured sizes and what each took, ns."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow.parquet import ParquetFile
+    from pyarrow import dataset, scalar, schema
 
     at, table = tables_folder(), TABLES[operation]
-    if at is None or gpu is None:
+    named = "fp8" if dtype.startswith("float8") else FORMATS.get(dtype)
+    if at is None or gpu is None or named is None:
         return None
-    wide = "half" if operation in COLLECTIVES else "bfloat16"
-    wanted = {table.dtype: "fp8" if dtype.startswith("float8") else wide, **table.only}
-    schema = pa.schema([*((name, "int64") for name in table.sizes), ("latency", "float64")])
-    parts = []
-    for path in sorted((at / gpu).glob(f"{table.files}.parquet")):
-        with ParquetFile(path) as file:
-            held = [name for name in wanted if name in file.schema_arrow.names]
-            rows = file.read([*table.sizes, "latency", *held])
-        for name in held:
-            rows = rows.filter(pc.equal(rows[name], wanted[name]))
-        parts.append(rows.select([*table.sizes, "latency"]).cast(schema))
-    rows = (
-        pa.concat_tables(parts).group_by(table.sizes).aggregate([("latency", "min")])
-        if parts
-        else ()
-    )
+    wanted = {table.dtype: "half" if operation in COLLECTIVES else named, **table.only}
+    columns = {**dict.fromkeys(table.sizes, "int64"), "latency": "float64"}
+    kinds = {name: scalar(value).type for name, value in wanted.items()}
+    files = sorted((at / gpu).glob(f"{table.files}.parquet"))
+    held = dataset.dataset(files, schema=schema(list({**columns, **kinds}.items())))
+    for name, value in wanted.items():  # not all files have all columns
+        held = held.filter((dataset.field(name) == value) | dataset.field(name).is_null())
+    rows = held.to_table(list(columns)).group_by(table.sizes).aggregate([("latency", "min")])
     if len(rows) <= NEIGHBORS:
         return None
     sizes = np.stack([rows[name].to_numpy() for name in table.sizes], axis=1).astype(float)
@@ -147,7 +137,7 @@ def _roofline_ns(device: Device, operation: str, dtype: str, sizes: np.ndarray) 
     bandwidth = device.bandwidth
     if operation in COLLECTIVES:
         gpus, elements = columns
-        flop, nbytes = 0.0, COLLECTIVES[operation] * (gpus - 1) / gpus * elements * 2
+        flop, nbytes = 0.0, 2 * elements * (gpus - 1) / gpus
         bandwidth = (device.link or 2 * device.pcie) / 2
     elif operation == "gemm":
         m, n, k = columns

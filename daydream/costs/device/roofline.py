@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -422,8 +423,8 @@ def peaks_under_load(change: Change) -> None:
 
 
 def _held(change: Change) -> tuple[np.ndarray, float]:
-    of_peak, of_bandwidth = under_load(change.here, change.there)
-    of_peak = np.where(is_among(change.new_formats, UNDER_LOAD), of_peak, 1.0)
+    of_matrix, of_bandwidth = under_load(change.here, change.there)
+    of_peak = np.where(is_among(change.new_formats, UNDER_LOAD), of_matrix, 1.0)
     return of_peak * change.there.clock / change.here.clock, of_bandwidth
 
 
@@ -537,24 +538,21 @@ def as_measured(change: Change) -> None:
     which = calls.which[change.work.call] if len(calls.which) else change.work.call
     sized = np.array([*(len(each.sizes) > 0 for each in calls.amounts), False])[which]
     alike &= change.known & (change.work.call >= 0) & sized
-    for family, operation in OPERATIONS.items():
-        for number_format in ON_MATRIX_UNITS:
-            mine = np.flatnonzero(
-                alike & change.work.is_of(family) & (change.formats == number_format)
-            )
-            asked = np.array([calls.amounts[place].sizes for place in which[mine].tolist()])
-            both = [
-                measured_ns(device, operation, number_format, asked)
-                for device in (change.here, change.there)
-                if len(mine)
-            ]
-            if not both or both[0] is None or both[1] is None:
-                continue
-            (before, off), (after, other) = both
-            new, by_peaks = change.old[mine] * after / before, change.new[mine]
-            apart = np.abs(by_peaks / new - 1) if family == "attention" else 0.0
-            change.doubt[mine] = np.maximum(np.maximum(off, other), apart)
-            change.new[mine], change.model[mine] = new, "measured"
+    for (family, operation), number_format in product(OPERATIONS.items(), ON_MATRIX_UNITS):
+        mine = np.flatnonzero(alike & change.work.is_of(family) & (change.formats == number_format))
+        asked = [calls.amounts[place].sizes for place in which[mine].tolist()]
+        if not asked:
+            continue
+        before, after = (
+            measured_ns(device, operation, number_format, np.array(asked))
+            for device in (change.here, change.there)
+        )
+        if before is None or after is None:
+            continue
+        new = change.old[mine] * after[0] / before[0]
+        apart = np.abs(change.new[mine] / new - 1) if family == "attention" else 0.0
+        change.doubt[mine] = np.maximum(np.maximum(before[1], after[1]), apart)
+        change.new[mine], change.model[mine] = new, "measured"
 
 
 def host_link(change: Change) -> None:

@@ -1,0 +1,359 @@
+"""A GPU that does not exist: a script's tensors have shapes and no values, its operators are noted and not run.
+
+`emulated` replaces the GPU in this process. A tensor of the emulated GPU is a fake one with the CPU's dispatch keys
+(a build of torch without CUDA has no others that run backward) whose `device` says `cuda:0`. What else is
+replaced is in `emulate_torch`, what an operator takes on the GPU in `emulate_costs`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import re
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import _enable_record_function
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from daydream.costs.devices import Device, find_device
+from daydream.costs.workload.shapes import Argument, Shape
+from daydream.world.emulate_torch import replace
+
+CPU = torch.device("cpu")
+BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
+RANGE = "emulated {}"  # with the number of the call
+YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
+OWN_CLASSES = (Tensor, nn.Parameter, FakeTensor)
+
+
+SCRIPT: list[Any] = []  # the emulation that this process's script runs in, and its CPU
+
+
+class Call(Struct):
+    """An operator that ran on the emulated GPU.
+
+    Attributes:
+        name: `aten::mm`.
+        arguments: sizes of each argument, as a recording has them: () for no tensor, a list for a list of tensors.
+        dtypes: element types of the tensors among the arguments, `float32`; lists of tensors have one.
+        results: sizes of the results.
+        result_dtypes: likewise.
+        layer: path of the module that ran, or of whose gradient it is part; empty outside all modules.
+        phase: forward, backward or optimizer.
+        held_bytes: what is allocated on the GPU once it has run.
+        copies: `HtoD` or `DtoH` for what crosses the link to the CPU.
+        nbytes: of the tensors that it reads and writes, each once; 0 for a view and what only allocates.
+        number_format: in which matrices are multiplied: `tf32` where 32 bits may be rounded to it.
+    """
+
+    name: str
+    arguments: list[Argument]
+    dtypes: list[str]
+    results: list[Shape]
+    result_dtypes: list[str]
+    layer: str = ""
+    phase: str = "forward"
+    held_bytes: int = 0
+    copies: str = ""
+    nbytes: int = 0
+    number_format: str = ""
+
+
+class Emulation(TorchDispatchMode):
+    """Notes what runs on the emulated GPU, and what is allocated there.
+
+    Attributes:
+        device: the emulated GPU.
+        calls: operators since noting began, in their order.
+        memory: allocations and frees as (number of the next call, bytes, key of the storage).
+        held_bytes: allocated now.
+        read: how often the program read a value that nobody knows.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.calls: list[Call] = []
+        self.memory: list[tuple[int, int, int]] = []
+        self.held_bytes = 0
+        self.read = 0
+        self.known: dict[
+            int, bool | int | float
+        ] = {}  # numbers that the program filled tensors with
+        self.observed = False
+        self.crossing = ""  # the way that a tensor is being copied
+        self.inside = False  # in an operator: torch's own code asks for devices, and gets the CPU
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.layers: list[str] = []
+        self._works: dict[int, Any] = {}  # collectives that were not waited for, by what they give
+        self.phase = "forward"
+        self._storages: dict[int, tuple[int, int]] = {}  # bytes and key
+        self._layer_of: dict[int, str] = {}
+        self._keys = 0
+
+    @property
+    def observes(self) -> bool:
+        """Whether calls are noted: while `observed` runs, and while a profiler records."""
+        return self.observed or torch.autograd._profiler_enabled()
+
+    def on_gpu(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is of the emulated GPU."""
+        return isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._storages
+
+    def place(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor, which is of the emulated GPU from now on."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._keys += 1
+            self._storages[storage._cdata] = 0, self._keys
+            weakref.finalize(storage, self._free, storage._cdata)
+            self.resize(storage)
+
+    def resize(self, storage: torch.UntypedStorage) -> None:
+        """Take in that a storage has another size."""
+        if storage._cdata in self._storages:
+            before, key = self._storages[storage._cdata]
+            nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
+            self._storages[storage._cdata] = nbytes, key
+            self._move(nbytes - before, key)
+
+    def _free(self, cdata: int) -> None:
+        nbytes, key = self._storages.pop(cdata)
+        self.known.pop(cdata, None)
+        self._move(-nbytes, key)
+
+    def _move(self, nbytes: int, key: int) -> None:
+        self.held_bytes += nbytes
+        if self.observes and nbytes:
+            self.memory.append((len(self.calls), nbytes, key))
+
+    def __torch_dispatch__(
+        self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call an operator on fake tensors, and note it."""
+        kwargs = kwargs or {}
+        if any(one not in OWN_CLASSES for one in classes):
+            return NotImplemented  # DTensor and its kin: their parts come later
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device  # C++ asks for it all the time
+        if self.inside or func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)
+        tensors = list(_tensors((*args, *kwargs.values())))
+        there = any(map(self.on_gpu, tensors))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._value(args[0], there)
+        if func._schema.name in ("aten::equal", "aten::allclose"):
+            return True
+        return self._called(func, args, kwargs, tensors, there)
+
+    def _called(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        there: bool,  # noqa: FBT001
+    ) -> Any:
+        """Call an operator, and note it if it is the emulated GPU's."""
+        node = torch._C._current_autograd_node()
+        if kwargs.get("device") is not None:
+            there = there or torch.device(kwargs["device"]).type == "cuda"
+            kwargs = {**kwargs, "device": CPU}
+        there = there or (not tensors and node is not None)
+        if func is torch.ops.aten.add.Tensor and _gradients_meet(node, tensors):
+            func = torch.ops.aten.add_.Tensor
+        collective = func.namespace == "_c10d_functional"
+        noted = (there or bool(self.crossing)) and not collective
+        with self._running(noted):
+            result = func(*args, **kwargs)
+        results = [one for one in _tensors((result,)) if isinstance(one, FakeTensor)]
+        for one in results:
+            if func is torch.ops.aten.full.default and not one.dim():
+                self.known[one.untyped_storage()._cdata] = args[1]
+            elif one.dtype == torch.bool:
+                one.made_by = func._schema.name.removeprefix("aten::")
+            if there and self.crossing != "DtoH":
+                self.place(one)
+        if collective:
+            self._communicate(func, args, results)
+        elif noted and self.observes:
+            self._note(func, args, tensors, results, node)
+        return result
+
+    def _communicate(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:
+        """Let the process group of a functional collective note it, and the wait for it."""
+        name = func._schema.name.partition("::")[2]
+        if name == "wait_tensor":
+            work = self._works.pop(args[0].untyped_storage()._cdata, None)
+            if work is not None:
+                work.wait()
+            return
+        operation = re.sub("_(into_tensor|tensor|single)?(_coalesced)?_?$", "", name)
+        group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
+        asked = types.SimpleNamespace(asyncOp=True)
+        work = group._answer(operation, list(_tensors(args)), options=asked)
+        self._works.update(dict.fromkeys((one.untyped_storage()._cdata for one in results), work))
+
+    @contextmanager
+    def _running(self, target: bool) -> Iterator[None]:  # noqa: FBT001
+        """Keep torch's own code out of a recording, and the device from it; with a range around a call."""
+        name = RANGE.format(len(self.calls))
+        noted = target and torch.autograd._profiler_enabled()
+        with torch.profiler.record_function(name) if noted else nullcontext():
+            self.inside = True
+            _enable_record_function(False)
+            try:
+                yield
+            finally:
+                self.inside = False
+                _enable_record_function(True)
+
+    def _note(self, func: Any, args: Any, tensors: Any, results: Any, node: Any) -> None:
+        if node is None:
+            layer = self.layers[-1] if self.layers else ""
+            self._layer_of[torch._C._autograd._get_sequence_nr() - 1] = layer
+        else:
+            last = self.calls[-1].layer if self.calls else ""
+            layer = self._layer_of.get(node._sequence_nr(), last)
+        name = func._schema.name
+        dtypes = [_dtype(one) for one in tensors]
+        moved = [*{id(one): one for one in tensors}.values(), *results]
+        if not func._schema.is_mutable:
+            given = {one.untyped_storage()._cdata for one in tensors}
+            if "empty" in name or any(one.untyped_storage()._cdata in given for one in results):
+                moved = []
+        number_format = next(iter(dtypes), "")
+        backends = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
+        if number_format == "float32" and backends.allow_tf32:
+            number_format = "tf32"
+        self.calls.append(
+            Call(
+                name,
+                [_sizes(one) for one in args],
+                dtypes,
+                [tuple(one.shape) for one in results],
+                [_dtype(one) for one in results],
+                layer,
+                self.phase if node is None else "backward",
+                self.held_bytes,
+                self.crossing,
+                sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in moved),
+                number_format,
+            )
+        )
+
+    def _value(self, tensor: Tensor, on_gpu: bool) -> bool | int | float:  # noqa: FBT001
+        """Return a plausible number where the program reads one."""
+        known = self.known.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return known
+        constant = getattr(tensor, "constant", tensor)
+        if constant is not None:
+            return constant.item() if not isinstance(constant, FakeTensor) else 1.0
+        if on_gpu:
+            self.read += 1
+            with self._running(self.observes):
+                pass
+            if self.observes:
+                self.calls.append(
+                    Call("aten::_local_scalar_dense", [()], [], [], [], copies="DtoH", nbytes=8)
+                )
+        if tensor.dtype == torch.bool:
+            return getattr(tensor, "made_by", "") in YES
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _gradients_meet(node: Any, tensors: list[Tensor]) -> bool:
+    """Return whether a sum is the autograd engine's own, which it makes in place where tensors are no fakes."""
+    return (
+        node is not None
+        and not torch.is_grad_enabled()
+        and not isinstance(node, torch.autograd.function.BackwardCFunction)
+        and len(tensors) == 2
+        and tensors[0].shape == tensors[1].shape
+    )
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for one in values:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _sizes(value: Any) -> Argument:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+        return [tuple(one.shape) if isinstance(one, Tensor) else () for one in value]
+    return ()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@contextmanager
+def emulated(device: str) -> Iterator[Emulation]:
+    """Replace this process's GPU by an emulated one, `h100`; raise `NotApplicableError` for an unknown one.
+
+    Example:
+        with emulated("h100") as gpu:
+            block = Block().to("cuda")
+            x = torch.randn(8, 1024, device="cuda")
+            calls = observed(gpu, lambda: block(x).sum().backward(), block)
+    """
+    gpu = Emulation(find_device(device))
+    with ExitStack() as stack:
+        replace(gpu, stack)
+        for hook in (
+            register_optimizer_step_pre_hook(lambda *_: setattr(gpu, "phase", "optimizer")),
+            register_optimizer_step_post_hook(lambda *_: setattr(gpu, "phase", "forward")),
+        ):
+            stack.callback(hook.remove)
+        stack.enter_context(gpu.fake)
+        stack.enter_context(gpu)
+        yield gpu
+
+
+def observed(
+    gpu: Emulation, function: Callable[[], Any], root: nn.Module | None = None
+) -> list[Call]:
+    """Return what a function runs on the emulated GPU; layers are those of `root`."""
+    gpu.calls, gpu.memory, hooks = [], [], []
+
+    def leave(*_: Any) -> None:
+        gpu.layers.pop()
+
+    for name, module in root.named_modules() if root is not None else ():
+        enter = functools.partial(lambda name, *_: gpu.layers.append(name), name)
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    gpu.observed = True
+    try:
+        function()
+    finally:
+        gpu.observed = False
+        for hook in hooks:
+            hook.remove()
+    return gpu.calls
+
+
+def emulate_script(device: str, cpu: str) -> None:
+    """Emulate a GPU for the rest of this process."""
+    whole = emulated(device)
+    SCRIPT[:] = whole.__enter__(), cpu
+    atexit.register(whole.__exit__, None, None, None)

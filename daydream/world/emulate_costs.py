@@ -1,0 +1,121 @@
+"""Kernels of an operator on an emulated GPU, and what they take; what its CPU takes to call it.
+
+A roofline of the operator's FLOP and bytes at the GPU's peaks. Which part of them kernels of an operator reach,
+and how many kernels it is, is in `emulate.tsv`, which `validation/emulation.py` learns from recordings.
+`MEASURED` may hold functions that know better (a table of measured products): the first that answers counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from daydream.costs.devices import Device
+from daydream.costs.operators import bare_name, operator
+from daydream.costs.workload.operator import shapes_work
+from daydream.trace.schema import ITEM_BYTES
+from daydream.world.emulate import Call
+
+FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
+SPLIT = 256  # of what a product sums, a part for a block of its own
+TILE = 128  # rows and columns of a result that a block of a product has
+MEASURED: list[Callable[[Call, Device], float | None]] = []  # ns of an operator, None for unknown
+WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
+BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
+
+
+class Kernel(NamedTuple):
+    """A kernel (or a copy) of an operator: its kind in a trace, its name, ns."""
+
+    kind: str
+    name: str
+    duration_ns: int
+
+
+class Learned(NamedTuple):
+    """A row of `emulate.tsv`: kernels a call, parts of the peaks that they reach, the kernels' name."""
+
+    kernels: int = 1
+    of_peak: float = 0.7
+    of_bandwidth: float = 0.8
+    name: str = "vectorized_elementwise_kernel"
+
+
+@cache
+def learned() -> dict[str, Learned]:
+    """Return the rows of `emulate.tsv` by operator (`mm`), its family (`matmul`) and `` for all others."""
+    text = Path(__file__).with_name("emulate.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()[1:]]
+    return {
+        row[0]: Learned(int(row[1]), float(row[2]), float(row[3]), row[4] or Learned().name)
+        for row in rows
+    }
+
+
+def kernels_of(call: Call, device: Device) -> list[Kernel]:
+    """Return what a call runs on the device; nothing for a view."""
+    if call.copies:
+        return [Kernel("memcpy", f"Memcpy {call.copies}", _copy_ns(call, device))]
+    if not call.nbytes:
+        return []
+    name = bare_name(call.name)
+    row = _row(call)
+    found = next((ns for know in MEASURED if (ns := know(call, device)) is not None), None)
+    total = roofline_ns(call, device) if found is None else found
+    number = call.number_format
+    kernel = f"{row.name}_{number}" if operator(name).is_matrix else f"{row.name}<{name}>"
+    return [Kernel("kernel", kernel, max(round(total / row.kernels), 1))] * row.kernels
+
+
+def _row(call: Call) -> Learned:
+    name = bare_name(call.name)
+    rows, family = learned(), operator(name).family
+    keys = [f"{name} {call.number_format}", name, f"{family} {call.number_format}", family, ""]
+    return next((rows[key] for key in keys if key in rows), Learned())
+
+
+def _copy_ns(call: Call, device: Device) -> int:
+    return round(FLOOR_NS + call.nbytes / 2 / device.pcie)
+
+
+def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float:
+    """Return what the kernels of a call take by their FLOP and bytes."""
+    row = row or _row(call)
+    flop, nbytes = work(call)
+    number = call.number_format
+    rate = device.tflops.get(number) or device.tflops["float32"]
+    arithmetic = flop / (rate * 1e3) / row.of_peak / filled(call, device)
+    traffic = nbytes / device.bandwidth / row.of_bandwidth
+    floor = device.floor_ns or FLOOR_NS
+    return row.kernels * floor + max(arithmetic, traffic)
+
+
+def work(call: Call) -> tuple[int, int]:
+    """Return FLOP and bytes of a call."""
+    name = bare_name(call.name)
+    family = operator(name).family
+    nbytes = call.nbytes
+    size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
+    amount = shapes_work(call.name, call.arguments, next(iter(call.results), None))
+    if amount is not None and family in BY_FORMULA:
+        nbytes = amount.nbytes(size) or nbytes
+    if name in WRITES_ONLY or call.name.rpartition("::")[2] in WRITES_ONLY:
+        nbytes //= 2
+    return (amount.flop or 0 if amount is not None else 0), nbytes
+
+
+def filled(call: Call, device: Device) -> float:
+    """Return which part of the device's units a product keeps busy, by waves of tiles; 1 for others."""
+    if operator(bare_name(call.name)).family != "matmul" or not call.results:
+        return 1.0
+    *batch, rows, columns = (1, 1, *call.results[0])
+    tiles = -(-rows // TILE) * -(-columns // TILE)
+    for size in batch:
+        tiles *= size
+    inner = call.arguments[-2 if bare_name(call.name) != "addmm" else 1]
+    depth = inner[-1] if isinstance(inner, tuple) and inner else 1
+    tiles *= max(min(depth // SPLIT, 32), 1)  # libraries split what is summed, too
+    waves = -(-tiles // device.units)
+    return min(tiles / (waves * device.units), 1.0)

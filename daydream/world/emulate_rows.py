@@ -1,0 +1,204 @@
+"""What an emulated GPU makes of a recording: times of the CPU by a model, launches, kernels, copies, allocations.
+
+The program ran on fake tensors, and how long that took says nothing. Its rows keep their order and nesting; each
+gets a time of a clock that a CPU model advances, kernels start when they are launched and the one before is over.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from daydream.collect.derive.recording import Recording, narrow
+from daydream.lazy import regex
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.schema import FIELDS
+from daydream.world.emulate import Call, Emulation
+from daydream.world.emulate_costs import kernels_of
+
+CALL = regex(r"^emulated \d+$")
+STREAM = 7  # torch's default stream, as CUPTI numbers it
+LATENCY_NS = 2_000  # from a launch's begin to its kernel's
+QUEUE = 1_024  # kernels that are launched and have not begun, at most
+NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes")
+
+
+class Cpu(NamedTuple):
+    """What a CPU takes of rows of a kind, ns: an operator, the Python of a module, of an optimizer; a launch."""
+
+    operator: int
+    module: int
+    range: int
+    launch: int
+
+
+CPUS = {
+    "slow": Cpu(2_600, 16_000, 4_000, 7_000),
+    "typical": Cpu(1_500, 9_000, 2_000, 4_500),
+    "fast": Cpu(800, 5_000, 1_000, 2_500),
+}
+
+
+def emulate(recording: Recording, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
+    """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
+    clock = _Clock(gpu, CPUS[cpu])
+    keep = ~recording.is_kind("blocked")
+    recording.columns = {name: column[keep] for name, column in recording.columns.items()}
+    start = np.asarray(recording["start_ns"], np.int64)
+    end = start + recording["duration_ns"]
+    rows = np.arange(len(start))
+    kinds = recording.texts_of("kind", rows)
+    called = recording.named(CALL, "annotation")
+    numbers = {
+        row: int(str(name).rpartition(" ")[2])
+        for row, name in zip(
+            rows[called].tolist(), recording.texts_of("name", rows[called]), strict=True
+        )
+    }
+    new = np.zeros((2, len(start)), np.int64)
+    times = np.concatenate([start, end])
+    inner_first = np.concatenate([rows, -rows])
+    order = np.lexsort([inner_first, np.repeat([1, 0], len(rows)), times])
+    known: list[tuple[int, int]] = []
+    around: list[int] = []  # operators that run
+    operator_of: dict[int, Call] = {}
+    lengths = end - start
+    for at in order.tolist():
+        row, ends = at % len(rows), at >= len(rows)
+        if ends and not lengths[row]:
+            continue
+        if kinds[row] == "operator" and lengths[row]:
+            _ = around.pop() if ends else around.append(row)
+        if not ends:
+            clock.begin(kinds[row] or "", numbers.get(row))
+            if row in numbers and around:
+                operator_of[around[-1]] = gpu.calls[numbers[row]]
+        new[int(ends), row] = clock.now
+        if not lengths[row]:
+            new[1, row] = clock.now
+        known.append((int(times[at]), clock.now))
+    recording.columns["start_ns"] = new[0]
+    recording.columns["duration_ns"] = new[1] - new[0]
+    holders = np.array([*operator_of], np.int64)
+    shapes = [json.dumps(call.arguments) for call in operator_of.values()]
+    recording.set_texts("shapes", holders, shapes)
+    dtypes = [next(iter(call.dtypes), None) for call in operator_of.values()]
+    recording.set_texts("dtype", holders, dtypes)
+    first = int(rows[called][0]) if called.any() else 0
+    place = {name: int(recording[name][first]) for name in ("pid", "tid")}
+    recording.columns = {name: column[~called] for name, column in recording.columns.items()}
+    _append(recording, clock.rows, place)
+    recording.memory = clock.memory()
+    device = gpu.device
+    recording.metadata["devices"] = [
+        {
+            "id": 0,
+            "name": f"NVIDIA {device.name}",
+            "memory_bytes": device.memory * 10**9,
+            "multiprocessors": device.units,
+        }
+    ]
+    recording.metadata["emulated"] = {"device": device.name, "cpu": cpu, "read": gpu.read}
+    recording.note(
+        f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a model "
+        f"of the GPU says, launches what one of a {cpu} CPU says, and Python outside layers takes no time."
+    )
+    olds = [old for old, _ in known]
+    return [
+        (number, known[max(bisect_right(olds, at) - 1, 0)][1] if known else 0)
+        for number, at in markers
+    ]
+
+
+class _Clock:
+    """The CPU's time and the GPU's, and the rows of what is launched."""
+
+    def __init__(self, gpu: Emulation, cpu: Cpu) -> None:
+        self.gpu, self.cpu = gpu, cpu
+        self.now = self.free = 0
+        self.rows: list[dict[str, Any]] = []
+        self.begun: list[int] = []  # when kernels begin
+        self.at: dict[int, int] = {}  # when calls begin
+
+    def begin(self, kind: str, number: int | None) -> None:
+        """Take in that a row begins."""
+        if number is not None:
+            self.call(number, self.gpu.calls[number])
+        elif kind == "operator":
+            self.now += self.cpu.operator
+        elif kind == "module":
+            self.now += self.cpu.module
+        else:
+            self.now += self.cpu.range if kind == "annotation" else 0
+
+    def call(self, number: int, call: Call) -> None:
+        """Launch what a call runs; wait for a copy to the CPU."""
+        self.at[number] = self.now
+        for kernel in kernels_of(call, self.gpu.device):
+            if len(self.begun) >= QUEUE:
+                self.now = max(self.now, self.begun[-QUEUE])
+            begin = max(self.now + LATENCY_NS, self.free)
+            self.free = begin + kernel.duration_ns
+            self.begun.append(begin)
+            copies = kernel.kind == "memcpy"
+            launch = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
+            number = len(self.begun)
+            self.add("runtime", launch, self.now, self.cpu.launch, correlation=number)
+            self.add(
+                *(kernel.kind, kernel.name, begin, kernel.duration_ns),
+                correlation=number,
+                device=0,
+                stream=STREAM,
+                dtype=next(iter(call.dtypes), None),
+                **({"bytes": call.nbytes // 2} if copies else {}),
+            )
+            self.now += self.cpu.launch
+        if call.copies == "DtoH":
+            until = max(self.free, self.now)
+            self.add("runtime", "cudaStreamSynchronize", self.now, until - self.now)
+            self.now = until
+
+    def add(self, kind: str, name: str, start: int, duration: int, **others: Any) -> None:
+        """Add a row."""
+        times = {"start_ns": start, "duration_ns": duration}
+        self.rows.append({"kind": kind, "name": name, **times, **others})
+
+    def memory(self) -> MemoryEvents | None:
+        """Return what was allocated and freed while calls were noted."""
+        events = self.gpu.memory
+        if not events:
+            return None
+        number, nbytes, key = np.array(events, np.int64).T
+        last = 0
+        times = [last := self.at.get(one, last) for one in range(int(number.max()) + 1)]
+        held = self.gpu.held_bytes - nbytes.sum() + np.cumsum(nbytes)
+        return MemoryEvents(
+            {
+                "time_ns": np.array(times, np.int64)[number],
+                "device": np.zeros(len(number), np.int64),
+                "address": key,
+                "bytes": nbytes,
+                "allocated_bytes": held,
+            }
+        )
+
+
+def _append(recording: Recording, rows: list[dict[str, Any]], place: dict[str, int]) -> None:
+    """Add rows of launches and of the GPU behind the others."""
+    before = len(recording)
+    for name, column in recording.columns.items():
+        behind = np.full(len(rows), FIELDS[name].null, np.int64)
+        recording.columns[name] = narrow(np.concatenate([column, behind]), np.int8)
+    there = np.arange(before, before + len(rows))
+    for name in ("kind", "name", "dtype"):
+        recording.set_texts(name, there, [row.get(name) for row in rows])
+    for name in NUMBERS:
+        found = np.array([row.get(name, FIELDS[name].null) for row in rows], np.int64)
+        recording.set_numbers(name, there, found)
+    on_cpu = there[np.array([row["kind"] == "runtime" for row in rows], bool)]
+    for name, number in place.items():
+        recording.set_numbers(name, on_cpu, np.full(len(on_cpu), number))
+    vars(recording).pop("threads", None)

@@ -1,0 +1,354 @@
+"""What is replaced of torch in a process whose GPU is emulated: its functions for a GPU, and its CPU's operators.
+
+A build of torch without CUDA knows the word `cuda`, and no more. Its operators for the CPU stand for CUDA's where
+these are the same; autocast's lists, attention and dropout are not, and are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from daydream.costs.devices import Device
+from daydream.costs.operators import operator
+
+if TYPE_CHECKING:
+    from daydream.world.emulate import Emulation
+
+GPU = torch.device("cuda", 0)
+NOTHING = (
+    "init",
+    "_lazy_init",
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "manual_seed",
+    "manual_seed_all",
+    "set_rng_state",
+    "reset_peak_memory_stats",
+)  # functions of `torch.cuda` that do nothing
+
+
+def replace(gpu: Emulation, stack: ExitStack) -> None:
+    """Replace all of it until the stack is closed."""
+    _replace_tensors(gpu, stack)
+    _put(stack, nn.Module, _apply=_apply)
+    optimizers = sys.modules["torch.optim.optimizer"]
+    listed = optimizers._foreach_supported_types
+    _put(stack, optimizers, _foreach_supported_types=[*listed, FakeTensor])
+    _replace_cuda(gpu, stack)
+    _replace_with_values(gpu, stack)
+    library = torch.library.Library("aten", "IMPL")
+    stack.callback(library._destroy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that operators are replaced
+        attend = functools.partial(_attend, gpu.device)
+        for name, function in (("scaled_dot_product_attention", attend), ("dropout", _drop)):
+            library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
+        _replace_autocast(library, stack)
+
+
+def _put(stack: ExitStack, owner: Any, **functions: Any) -> None:
+    """Set attributes of a module or class until the stack is closed."""
+    for name, function in functions.items():
+        if name in vars(owner):
+            stack.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            stack.callback(delattr, owner, name)
+        setattr(owner, name, function)
+
+
+def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
+    """Let tensors say where they are, and go where they are sent."""
+    own_device, own_to = vars(FakeTensor)["device"].fget, Tensor.to
+
+    def device_of(tensor: FakeTensor) -> torch.device:
+        if gpu.inside:
+            found: torch.device = own_device(tensor)
+            return found
+        return GPU if gpu.on_gpu(tensor) else tensor.fake_device
+
+    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
+        for one in (*args, kwargs.pop("other", None)):
+            if isinstance(one, Tensor):
+                device, dtype = one.device, one.dtype
+            elif isinstance(one, torch.dtype):
+                dtype = one
+            elif isinstance(one, str | torch.device) or type(one) is int:
+                device = one
+        kwargs |= {} if dtype is None else {"dtype": dtype}
+        wanted = "cuda" if isinstance(device, int) else torch.device(device or "cpu").type
+        if device is None or wanted not in ("cuda", "cpu"):
+            return own_to(tensor, **kwargs, **({} if device is None else {"device": device}))
+        if type(tensor) in (Tensor, nn.Parameter) and wanted == "cuda":
+            tensor = gpu.fake.from_tensor(tensor)
+        if not isinstance(tensor, FakeTensor) or (wanted == "cuda") == gpu.on_gpu(tensor):
+            return own_to(tensor, **kwargs)
+        gpu.crossing = "HtoD" if wanted == "cuda" else "DtoH"
+        try:
+            return own_to(tensor, **{**kwargs, "copy": True})
+        finally:
+            gpu.crossing = ""
+
+    def on_device(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            found = make(*args, **kwargs)
+            return found if device is None else to(found, device)
+
+        return made
+
+    def device_of_any(tensor: Tensor) -> torch.device:
+        """Return the device, of a `DTensor` that of its local part."""
+        own = Tensor.__base__.device.__get__  # type: ignore[union-attr]
+        local = getattr(tensor, "_local_tensor", None)
+        found: torch.device = own(tensor) if local is None else device_of_any(local)
+        return device_of(tensor) if isinstance(tensor, FakeTensor) else found
+
+    for of, find in ((FakeTensor, device_of), (Tensor, device_of_any)):
+        _put(
+            stack,
+            of,
+            device=property(find),
+            is_cuda=property(lambda tensor, find=find: find(tensor).type == "cuda"),
+            is_cpu=property(lambda tensor, find=find: find(tensor).type == "cpu"),
+        )
+    _put(
+        stack,
+        Tensor,
+        to=to,
+        cuda=lambda tensor, *_, **__: to(tensor, "cuda"),
+        cpu=lambda tensor, *_, **__: to(tensor, "cpu"),
+        pin_memory=lambda tensor, *_: tensor,
+        record_stream=lambda *_: None,
+    )
+    _put(stack, torch, tensor=on_device(torch.tensor), as_tensor=on_device(torch.as_tensor))
+
+
+def _apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
+    """Change a module's tensors in place, as `Module._apply` does with those that are no fakes."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    held: dict[str, Any]
+    for held in (module._parameters, module._buffers):
+        for name, old in held.items():
+            with torch.no_grad():
+                new = old if old is None else function(old)
+            if new is not old and held is module._parameters:
+                old.data = new
+            elif new is not old:
+                held[name] = new
+    return module
+
+
+def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
+    """Let what needs values have them: meshes of ranks, loaders of data. Let sizes of storages be followed."""
+    from torch import distributed
+    from torch.distributed import device_mesh
+    from torch.utils.data import DataLoader
+
+    def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+
+        return call
+
+    def batches(loader: Any) -> Iterator[Any]:
+        with _disable_current_modes():
+            source = own_batches(loader)
+        while True:
+            with _disable_current_modes():
+                batch = next(source, stack)
+            if batch is stack:
+                return
+            yield batch
+
+    def resize(storage: Any, size: int) -> Any:
+        found = own_resize(storage, size)
+        gpu.resize(storage)
+        return found
+
+    mesh = device_mesh.DeviceMesh
+    own_batches, own_resize = DataLoader.__iter__, torch.UntypedStorage.resize_
+    for name in ("__init__", "__getitem__", "_flatten", "_concatenate"):
+        _put(stack, mesh, **{name: outside(getattr(mesh, name))})
+    for module in (distributed, device_mesh):
+        _put(stack, module, init_device_mesh=outside(device_mesh.init_device_mesh))
+    _put(stack, DataLoader, __iter__=batches)
+    _put(stack, torch.UntypedStorage, resize_=resize)
+
+
+class Stub:
+    """A stream or an event: what is asked of it is done at once."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what they take."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method that does nothing: an event is over, and no time has passed."""
+        return lambda *_, **__: True if name == "query" else 0.0
+
+
+def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
+    """Let `torch.cuda` speak of the emulated GPU."""
+    device = gpu.device
+    memory = device.memory * 10**9
+    capability = (9, 0) if device.multiplies("float8") else (8, 0)
+    properties = types.SimpleNamespace(
+        name=f"NVIDIA {device.name}",
+        total_memory=memory,
+        multi_processor_count=device.units,
+        major=capability[0],
+        minor=capability[1],
+    )
+    constants: dict[str, Any] = {
+        **dict.fromkeys(NOTHING),
+        **dict.fromkeys(("is_available", "is_bf16_supported"), True),
+        "is_initialized": False,  # or our recorder would ask for what it recorded
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": properties.name,
+        "get_device_capability": capability,
+        "get_device_properties": properties,
+        "memory_stats": {},
+        "mem_get_info": (memory, memory),
+        "get_rng_state": torch.get_rng_state(),
+        "stream": contextlib.nullcontext(),
+        "current_stream": Stub(),
+        "default_stream": Stub(),
+    }
+    for name, found in constants.items():
+        _put(stack, torch.cuda, **{name: functools.partial(lambda found, *_, **__: found, found)})
+    for name in ("memory_allocated", "memory_reserved"):
+        answer = {key: lambda *_: gpu.held_bytes for key in (name, f"max_{name}")}
+        _put(stack, torch.cuda, **answer)
+    _put(stack, torch.cuda, Event=Stub, Stream=Stub)
+
+
+def _attend(
+    device: Device,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's own arguments
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    """Return attention as CUDA chooses it.
+
+    In 16 bits cuDNN's on Hopper and later, flash attention before; in 32 bits or with a mask the
+    memory-efficient one; with a mask that learns, none of them.
+    """
+    aten = torch.ops.aten
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
+    learns = query.requires_grad
+    if query.dim() != 4 or (mask is not None and mask.requires_grad) or query.shape[-1] % 4:
+        found = aten._scaled_dot_product_attention_math(
+            query, key, value, mask, dropout, is_causal, scale=scale
+        )
+    elif query.dtype == torch.float32 or mask is not None:
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        if mask is not None:
+            mask = mask.expand(*query.shape[:-1], key.shape[-2])
+        found = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, learns, dropout, is_causal, scale=scale
+        )
+    elif device.multiplies("float8") and query.shape[-1] <= 256:
+        found = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, learns, dropout, is_causal, scale=scale
+        )
+    else:
+        found = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout, is_causal, scale=scale
+        )
+    result: Tensor = found[0]
+    return result
+
+
+def _drop(x: Tensor, p: float, train: bool) -> Tensor:  # noqa: FBT001 - torch's own arguments
+    found: Tensor = torch.native_dropout(x, p, train)[0] if train and 0 < p < 1 else x
+    return found
+
+
+def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
+    """Let autocast cast by CUDA's lists (column `autocast_gpu` of the operator table), in the CPU's place."""
+    without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    parameters: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+    own_init, own_clear = torch.autocast.__init__, torch.clear_autocast_cache
+    own_dtype = torch.get_autocast_dtype
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        """Return a value in another type; a parameter is cast once, until the region ends."""
+        if isinstance(value, list | tuple):
+            return [cast(one, dtype) for one in value]
+        if not isinstance(value, Tensor) or value.dtype == dtype or not _is_cast(value):
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(dtype)
+        key = id(value), dtype
+        if key not in parameters:
+            parameters[key] = value, value.to(dtype)
+        return parameters[key][1]
+
+    def call(func: Any, policy: str, *args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(without):
+            dtype = own_dtype("cpu") if policy == "16" else torch.float32
+            if policy == "widest":
+                found = {one.dtype for one in args if isinstance(one, Tensor) and _is_cast(one)}
+                dtype = dtype if dtype in found or not found else next(iter(found))
+            if policy == "32 result":
+                kwargs.setdefault("dtype", dtype)
+            elif policy:
+                args = tuple(cast(one, dtype) for one in args)
+            return func(*args, **kwargs)
+
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        own_init(self, device_type, dtype, *args, **kwargs)
+
+    def clear() -> None:
+        parameters.clear()
+        own_clear()
+
+    def of_cpu(own: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda device="cpu": own("cpu" if device == "cuda" else device)
+
+    _put(stack, torch.autocast, __init__=init)
+    answers = {
+        name: of_cpu(getattr(torch, name)) for name in ("is_autocast_enabled", own_dtype.__name__)
+    }
+    _put(stack, torch, clear_autocast_cache=clear, **answers)
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        here, there = has(name, "AutocastCPU"), has(name, "AutocastCUDA")
+        if name.startswith("aten::") and (here or there):
+            bare, _, overload = name.removeprefix("aten::").partition(".")
+            func = getattr(getattr(torch.ops.aten, bare), overload or "default")
+            policy = operator(bare).autocast_gpu if there else ""
+            function = functools.partial(call, func, policy)
+            library.impl(name.removeprefix("aten::"), function, "AutocastCPU", allow_override=True)
+
+
+def _is_cast(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
