@@ -144,48 +144,71 @@ AB, ABC = "a 20, b 20", "a 20, b 10, c 20"
 # Each launch takes 6, its kernel starts 4 after it began and 1 behind the kernel before it; a sync takes 3.
 CASES = {
     "work without a launch is held to its release": (
-        Graph, lambda g: put(g, "k", "stream 7", 4, release_ns=11), "stream 7: k 11",
+        Graph,
+        lambda g: put(g, "k", "stream 7", 4, release_ns=11),
+        "stream 7: k 11",
     ),
     # -- hand-off and links
     "the caller waits for the worker": (
-        handed_over, None, "thread 1: a 0, b 13+7, c 20+5 | worker: x 5, y 5+7+1",
+        handed_over,
+        None,
+        "thread 1: a 0, b 13+7, c 20+5 | worker: x 5, y 5+7+1",
     ),
     "y is now the first to be woken": (
-        handed_over, lambda g: named(g, "x").remove(), "thread 1: a 0, b 5+7, c 17 | worker: y 5",
+        handed_over,
+        lambda g: named(g, "x").remove(),
+        "thread 1: a 0, b 5+7, c 17 | worker: y 5",
     ),
     "x is now the last to be waited for": (
-        handed_over, lambda g: named(g, "y").remove(), "thread 1: a 0, b 5+7, c 17 | worker: x 5",
+        handed_over,
+        lambda g: named(g, "y").remove(),
+        "thread 1: a 0, b 5+7, c 17 | worker: x 5",
     ),
     "c stands where b stood": (
-        handed_over, lambda g: named(g, "b").remove(), "thread 1: a 0, c 13+7 | worker: x 5, y 13",
+        handed_over,
+        lambda g: named(g, "b").remove(),
+        "thread 1: a 0, c 13+7 | worker: x 5, y 13",
     ),
     "a worker that is gone is not waited for": (
-        handed_over, lambda g: g.select(lane="worker").remove(), "thread 1: a 0, b 5, c 10",
+        handed_over,
+        lambda g: g.select(lane="worker").remove(),
+        "thread 1: a 0, b 5, c 10",
     ),
     "a link counts": (linked, None, "thread 1: a 0, b 50 | worker: x 0, y 50"),
     "a link goes with its task": (
-        linked, lambda g: named(g, "x").remove(), "thread 1: a 0, b 5 | worker: y 0",
+        linked,
+        lambda g: named(g, "x").remove(),
+        "thread 1: a 0, b 5 | worker: y 0",
     ),
     # -- insert
     "work that brings its launch runs behind what its predecessor launched": (
-        lambda: launched(AB), lambda g: behind(g, "launch a", ns=7, gap_ns=1),
+        lambda: launched(AB),
+        lambda g: behind(g, "launch a", ns=7, gap_ns=1),
         "thread 1: begin 0, launch a 0, launch 6, launch b 12 | stream 7: a 4, x 4+20+1, b 25+7+1",
     ),
     "behind each kernel comes one, with its launch": (
-        lambda: launched(AB), lambda g: g.insert_after(kernels(g), "q", duration_ns=5),
-        ("thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
-        " | stream 7: a 4, q 4+20+1, b 25+5, q 30+20+1"),
+        lambda: launched(AB),
+        lambda g: g.insert_after(kernels(g), "q", duration_ns=5),
+        (
+            "thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
+            " | stream 7: a 4, q 4+20+1, b 25+5, q 30+20+1"
+        ),
     ),
     "before each kernel comes one, with its launch": (
-        lambda: launched(AB), lambda g: g.insert_before(kernels(g), "q", duration_ns=5),
-        ("thread 1: begin 0, launch 0, launch a 6, launch 12, launch b 18"
-        " | stream 7: q 4, a 6+4, q 10+20+1, b 31+5"),
+        lambda: launched(AB),
+        lambda g: g.insert_before(kernels(g), "q", duration_ns=5),
+        (
+            "thread 1: begin 0, launch 0, launch a 6, launch 12, launch b 18"
+            " | stream 7: q 4, a 6+4, q 10+20+1, b 31+5"
+        ),
     ),
     "on another lane it delays nothing": (
         lambda: launched(AB),
         lambda g: g.insert_after(kernels(g), "off", kind="memcpy", lane="copies", duration_ns=50),
-        ("thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
-        " | stream 7: a 4, b 25 | copies: off 4+20, off 24+50"),
+        (
+            "thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
+            " | stream 7: a 4, b 25 | copies: off 4+20, off 24+50"
+        ),
     ),
     "before a task on another lane it holds it": (
         lambda: launched(AB),
@@ -202,8 +225,13 @@ CASES = {
     "what it follows is named, one for each": (
         lambda: launched("a 20, b 20, c 20"),
         lambda g: g.insert_before(
-            named(g, "b", "c"), "fetch", kind="memcpy", lane="copies", duration_ns=7,
-            after=kernels(g).head(2), launched=False,
+            named(g, "b", "c"),
+            "fetch",
+            kind="memcpy",
+            lane="copies",
+            duration_ns=7,
+            after=kernels(g).head(2),
+            launched=False,
         ),
         (
             "thread 1: begin 0, launch a 0, launch b 6, launch c 12"
@@ -211,29 +239,38 @@ CASES = {
         ),
     ),
     "beside CPU tasks come CPU tasks, or work with its launch": (
-        lambda: with_facts(thread("a 5, b 5"), launch_latency_ns=4, launch_cost_ns=6), beside_cpu_tasks,
+        lambda: with_facts(thread("a 5, b 5"), launch_latency_ns=4, launch_cost_ns=6),
+        beside_cpu_tasks,
         "thread 1: a 0, x 5, b 7, launch 12 | stream 7: k 12+4",
     ),
     "CPU work beside device work runs where that is launched": (
-        lambda: launched(AB), both_sides,
-        ("thread 1: begin 0, check 0, launch a 3, log 9, check 13, launch b 16, log 22"
-        " | stream 7: a 3+4, b 7+20+1"),
+        lambda: launched(AB),
+        both_sides,
+        (
+            "thread 1: begin 0, check 0, launch a 3, log 9, check 13, launch b 16, log 22"
+            " | stream 7: a 3+4, b 7+20+1"
+        ),
     ),
     "beside a node of a device graph it is one more node": (
-        lambda: launched(AB), behind_a_node,
+        lambda: launched(AB),
+        behind_a_node,
         "thread 1: begin 0, cudaGraphLaunch 0 | stream 7: a 4, q 4+20+1, b 25+5, q 30+20+1",
     ),
     # -- remove, replace, set, scale
     "a kernel's launch goes with it": (
-        lambda: launched(AB), lambda g: named(g, "a").remove(),
+        lambda: launched(AB),
+        lambda g: named(g, "a").remove(),
         "thread 1: begin 0, launch b 0 | stream 7: b 4",
     ),
     "a launch with work left stays": (
-        lambda: one_call("a 20"), lambda g: named(g, "a").remove(),
+        lambda: one_call("a 20"),
+        lambda g: named(g, "a").remove(),
         "thread 1: begin 0, launch a 0 | stream 7: a2 0",
     ),
     "a launch without any goes": (
-        lambda: one_call("a 20"), lambda g: named(g, "a", "a2").remove(), "thread 1: begin 0",
+        lambda: one_call("a 20"),
+        lambda g: named(g, "a", "a2").remove(),
+        "thread 1: begin 0",
     ),
     "one task takes the place of several": (
         lambda: launched("a 20, b 20, c 20, d 20"),
@@ -241,31 +278,39 @@ CASES = {
         "thread 1: begin 0, launch a 0, launch d 6 | stream 7: one 4, d 4+9+1",
     ),
     "halves are rounded up": (
-        lambda: thread("a 6 +2, b 3"), lambda g: named(g, "a").set(duration_ns=7.5, gap_ns=1),
+        lambda: thread("a 6 +2, b 3"),
+        lambda g: named(g, "a").set(duration_ns=7.5, gap_ns=1),
         "thread 1: a 0, b 8+1",
     ),
     "scale leaves gaps alone": (
-        lambda: thread("a 6 +2, b 3, c 1"), lambda g: g.select().scale(0.5), "thread 1: a 0, b 3+2, c 5+2",
+        lambda: thread("a 6 +2, b 3, c 1"),
+        lambda g: g.select().scale(0.5),
+        "thread 1: a 0, b 3+2, c 5+2",
     ),
     "unless asked": (
-        lambda: thread("a 6 +2, b 3, c 1"), lambda g: g.select().scale(0.5, gaps=True),
+        lambda: thread("a 6 +2, b 3, c 1"),
+        lambda g: g.select().scale(0.5, gaps=True),
         "thread 1: a 0, b 3+1, c 4+2",
     ),
     # -- fuse, share a launch, split
     "each group is fused into its first task": (
-        lambda: launched("a 20, b 10, c 5, d 7, e 1"), fused,
+        lambda: launched("a 20, b 10, c 5, d 7, e 1"),
+        fused,
         "thread 1: begin 0, launch a 0, launch d 6, launch e 12 | stream 7: f 4, f 4+35+1, f 40+7+1",
     ),
     "of these durations": (
-        lambda: launched("a 20, b 10, c 5, d 7, e 1"), lambda g: fused(g, duration_ns=[30, 2, 1]),
+        lambda: launched("a 20, b 10, c 5, d 7, e 1"),
+        lambda g: fused(g, duration_ns=[30, 2, 1]),
         "thread 1: begin 0, launch a 0, launch d 6, launch e 12 | stream 7: f 4, f 4+30+1, f 35+2+1",
     ),
     "one call launches the work of a group": (
-        lambda: launched("a 3, b 3, c 3"), lambda g: kernels(g).group_by("kind").share_launch("graph launch"),
+        lambda: launched("a 3, b 3, c 3"),
+        lambda g: kernels(g).group_by("kind").share_launch("graph launch"),
         "thread 1: begin 0, graph launch 0 | stream 7: a 4, b 4+3+1, c 8+3+1",
     ),
     "parts add up and the gap is behind the last": (
-        lambda: launched("a 20, b 10"), lambda g: named(g, "a").split(3),
+        lambda: launched("a 20, b 10"),
+        lambda g: named(g, "a").split(3),
         "thread 1: begin 0, launch a 0, launch b 6 | stream 7: a 4, a 4+7, a 11+7, b 18+6+1",
     ),
     "parts with launches of their own": (
@@ -275,94 +320,124 @@ CASES = {
     ),
     # -- move
     "a moved task keeps its place among its causes": (
-        lambda: launched(ABC), lambda g: named(g, "b").move("copies"),
+        lambda: launched(ABC),
+        lambda g: named(g, "b").move("copies"),
         "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 24+10 | copies: b 4+20",
     ),
     "it need not follow": (
-        lambda: launched(ABC), lambda g: named(g, "b").move("copies", follows=False),
+        lambda: launched(ABC),
+        lambda g: named(g, "b").move("copies", follows=False),
         "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 6+4",
     ),
     "it need not be waited for": (
-        lambda: launched("a 20, b 100, c 20"), lambda g: named(g, "b").move("copies", held_for=False),
+        lambda: launched("a 20, b 100, c 20"),
+        lambda g: named(g, "b").move("copies", held_for=False),
         "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 24",
     ),
     "a call that waited for the lane waits for what moved": (
-        lambda: synced("a 20, b 100", "stream 7"), lambda g: named(g, "b").move("copies"),
+        lambda: synced("a 20, b 100", "stream 7"),
+        lambda g: named(g, "b").move("copies"),
         "thread 1: begin 0, launch a 0, launch b 6, sync 24+100 | stream 7: a 4 | copies: b 24",
     ),
     # -- repeat
     "work is done again with its launches and waits": (
-        lambda: synced("a 20"), repeated_with_its_wait,
-        ("thread 1: begin 0, launch a 0, sync 24, launch a 27, sync 51, launch a 54, sync 78, end 81"
-        " | stream 7: a 4, a 27+4, a 54+4"),
+        lambda: synced("a 20"),
+        repeated_with_its_wait,
+        (
+            "thread 1: begin 0, launch a 0, sync 24, launch a 27, sync 51, launch a 54, sync 78, end 81"
+            " | stream 7: a 4, a 27+4, a 54+4"
+        ),
     ),
     "every group is repeated behind itself": (
-        lambda: launched(AB), lambda g: kernels(g).group_by("name").repeat(),
-        ("thread 1: begin 0, launch a 0, launch a 6, launch b 12, launch b 18"
-        " | stream 7: a 4, a 4+21, b 25+21, b 46+21"),
+        lambda: launched(AB),
+        lambda g: kernels(g).group_by("name").repeat(),
+        (
+            "thread 1: begin 0, launch a 0, launch a 6, launch b 12, launch b 18"
+            " | stream 7: a 4, a 4+21, b 25+21, b 46+21"
+        ),
     ),
     "before other work on its thread": (
-        lambda: launched(AB), repeated_elsewhere,
+        lambda: launched(AB),
+        repeated_elsewhere,
         "thread 1: begin 0, launch a 0 | thread 2: launch a 0, launch b 6 | stream 7: a 4, a 4+21, b 25+21",
     ),
     # -- calls that wait
     "a sync waits for all launched before it": (
-        lambda: synced(AB), None,
+        lambda: synced(AB),
+        None,
         "thread 1: begin 0, launch a 0, launch b 6, sync 25+20 | stream 7: a 4, b 25",
     ),
     "and no longer for what is gone": (
-        lambda: synced(AB), lambda g: named(g, "b").remove(),
+        lambda: synced(AB),
+        lambda g: named(g, "b").remove(),
         "thread 1: begin 0, launch a 0, sync 24 | stream 7: a 4",
     ),
     "but for what is new": (
-        lambda: synced("a 20"), lambda g: behind(g, "launch a"),
+        lambda: synced("a 20"),
+        lambda g: behind(g, "launch a"),
         "thread 1: begin 0, launch a 0, launch 6, sync 24+1+9 | stream 7: a 4, x 24+1",
     ),
     "if it was launched before": (
-        lambda: synced("a 20"), lambda g: behind(g, "sync"),
+        lambda: synced("a 20"),
+        lambda g: behind(g, "sync"),
         "thread 1: begin 0, launch a 0, sync 24, launch 27 | stream 7: a 4, x 27+4",
     ),
     "or for nothing": (lambda: synced(AB), lambda g: kernels(g).remove(), "thread 1: begin 0, sync 0"),
     "a sync of one stream does not wait for another": (
-        lambda: two("stream 7"), None,
+        lambda: two("stream 7"),
+        None,
         "thread 1: begin 0, launch a 0, launch 6, sync 24 | stream 7: a 4 | stream 8: x 6+4",
     ),
     "one of the device does": (
-        two, None, "thread 1: begin 0, launch a 0, launch 6, sync 10+90 | stream 7: a 4 | stream 8: x 10",
+        two,
+        None,
+        "thread 1: begin 0, launch a 0, launch 6, sync 10+90 | stream 7: a 4 | stream 8: x 10",
     ),
     "a call that stops waiting keeps its own cost": (
-        lambda: synced("a 20"), stopped, "thread 1: begin 0, launch a 0, sync 6, next 9 | stream 7: a 4",
+        lambda: synced("a 20"),
+        stopped,
+        "thread 1: begin 0, launch a 0, sync 6, next 9 | stream 7: a 4",
     ),
     # -- a queue of one, no start-up cost: each launch waits for the end of the kernel before it
     "a full queue blocks the launch": (
-        lambda: queue(launched("a 20, b 20, c 20", spacing=0)), None,
+        lambda: queue(launched("a 20, b 20, c 20", spacing=0)),
+        None,
         "thread 1: begin 0, launch a 0, launch b 24, launch c 48 | stream 7: a 4, b 28, c 52",
     ),
     "also for what was inserted": (
-        lambda: queue(launched(AB, spacing=0)), lambda g: behind(g, "launch a", ns=5),
+        lambda: queue(launched(AB, spacing=0)),
+        lambda g: behind(g, "launch a", ns=5),
         "thread 1: begin 0, launch a 0, launch 24, launch b 28+5 | stream 7: a 4, x 24+4, b 33+4",
     ),
     "not for what was removed": (
-        lambda: queue(launched("a 20, b 20, c 20", spacing=0)), lambda g: named(g, "b").remove(),
+        lambda: queue(launched("a 20, b 20, c 20", spacing=0)),
+        lambda g: named(g, "b").remove(),
         "thread 1: begin 0, launch a 0, launch c 24 | stream 7: a 4, c 28",
     ),
     "work within a graph launch does not hold that launch back": (
-        lambda: queue(one_call(AB, spacing=0)), lambda g: put(g, "x", "stream 7", 3, after=[named(g, "a")]),
+        lambda: queue(one_call(AB, spacing=0)),
+        lambda g: put(g, "x", "stream 7", 3, after=[named(g, "a")]),
         "thread 1: begin 0, launch a 0, launch b 27+5 | stream 7: a 4, x 24, a2 24+3, b 32+4",
     ),
     # -- streams that wait
     "a stream waits for the work before the record": (waiting_streams, None, "stream 8: c 4+50+3"),
     "also for what was launched before it since": (
-        waiting_streams, lambda g: behind(g, "launch a", ns=10), "stream 8: c 4+50+1+10+3",
+        waiting_streams,
+        lambda g: behind(g, "launch a", ns=10),
+        "stream 8: c 4+50+1+10+3",
     ),
     "else its own launch decides": (
-        waiting_streams, lambda g: named(g, "a").remove(), "stream 8: c 2+6+2+4",
+        waiting_streams,
+        lambda g: named(g, "a").remove(),
+        "stream 8: c 2+6+2+4",
     ),
     "the order outlives the record": (
-        waiting_streams, lambda g: named(g, "record").remove(), "stream 8: c 4+50+3",
+        waiting_streams,
+        lambda g: named(g, "record").remove(),
+        "stream 8: c 4+50+3",
     ),
     "and the wait": (waiting_streams, lambda g: named(g, "wait").remove(), "stream 8: c 4+50+3"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,7 +11,6 @@ from daydream.collect.derive.quality import unrest
 from daydream.collect.recording_cost import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.predict.basis import recording_share
-from daydream.report.info import overview
 
 OWN = {
     "event_ns": {"forward": 1000}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
@@ -122,18 +121,3 @@ def test_frames_of_python_are_no_sign_as_their_cost_is_not_taken_out():
 
     seen.texts["stack"] = ["train.py(1): step"]
     assert unrest(seen, 200_000) is None
-
-
-def test_every_result_has_the_note():
-    seen = recorded(3964, 3347, 1484, unprofiled=1401)
-    replay = daydream.replay(seen)
-    change = daydream.whatif(replay, lambda graph: graph.select(name="mm").scale(0.5))
-
-    assert replay.unrest in replay.notes
-    assert replay.to_json()["notes"] == replay.notes
-    assert replay.unrest in change.notes
-    shown = overview(seen)
-    assert replay.unrest in shown.notes
-    assert shown.verdicts["replay"].answer == "yes"
-    doubt = shown.verdicts["what-if"]
-    assert (doubt.answer, doubt.why) == ("partly", "the machine was busy during recording, see the note")

@@ -51,18 +51,6 @@ def test_a_circle_of_tools_is_an_error_before_anything_is_installed():
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_a_tool_needs_no_call_of_its_base():
-    class Mine(Tool):
-        def __init__(self):
-            self.types = []
-            self.add_inst_for_op(lambda op: self.types.append(op["type"]))
-
-    mine = Mine()
-    with apply(mine):
-        torch.relu(X)
-    assert mine.types == ["relu"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -78,15 +66,6 @@ def test_mistakes_are_said_in_a_line(wrong, said):
     with pytest.raises(InstrumentError, match=said) as error, apply(on("gelu", wrong)):
         torch.nn.functional.gelu(X.clone().requires_grad_())
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_get_backward_op_names_the_node():
-    found = {}
-    with apply(tool(lambda op: found.update({op["type"]: op.get_backward_op()}), require_outputs=True)):
-        train(model(), 1)
-    assert found["gelu"]["type"] == "GeluBackward0"
-    assert found["linear"]["type"] == "AddmmBackward0"
-    assert found["addcdiv_"] is None
 
 
 def test_a_tool_keeps_no_tensor_alive():
