@@ -67,12 +67,6 @@ def test_each_scenario_is_the_what_if_with_its_options(recorded, found):
     assert one.replayed_ns == found.scenarios[0].replayed_ns
 
 
-def test_what_does_not_apply_is_kept_with_its_reason(found):
-    assert [(each.options["factor"], each.reason) for each in found.refused] == [
-        (1.0, "a factor of 1 leaves every task as it is")
-    ] * 2
-
-
 def test_a_trace_that_cannot_be_replayed_takes_nothing_from_the_others():
     none = trace([op("data", 0, 90)])
     found = daydream.sweep([steps(), none], "scale", {"factor": [0.5, 0.25]}, on="cpu")

@@ -86,7 +86,8 @@ def silent_ranks(trace: Trace) -> int:
 def in_fake_world(trace: Trace) -> str | None:
     """Return which rank of a fake world a trace is of, in words; None for others."""
     world = trace.metadata.get("fake_world")
-    return world and f"rank {world['rank']} of {world['world_size']:,} in a fake world"
+    others = " and others" if "ranks" in trace.metadata else ""
+    return world and f"rank {world['rank']}{others} of {world['world_size']:,} in a fake world"
 
 
 def shared_already(trace: Trace) -> str | None:

@@ -182,22 +182,6 @@ def test_an_optimization_by_path_is_run_where_code_is_allowed(root):
         (root / "ran").unlink(missing_ok=True)
 
 
-@pytest.mark.slow
-def test_progress_is_told_and_grows(root):
-    told = []
-
-    async def main():
-        async def heard(progress, _total, message):
-            told.append((progress, message))
-
-        async with client(root) as connected:
-            await connected.call_tool("rank", {"trace": GPU}, progress_callback=heard)
-
-    anyio.run(main)
-    assert [one for one, _ in told] == sorted(one for one, _ in told)
-    assert any("predicting amp" in message for _, message in told)
-
-
 def running(root):
     """Return the processes that run in the root: questions of a server that was started elsewhere."""
     found = []

@@ -1,4 +1,4 @@
-"""ExecuTorch's files, as `executorch/record.py` recorded them: time is counted once, layers are Inspector's.
+"""ExecuTorch's files (`executorch/record.py` of d6db2c6c): time is counted once, layers are Inspector's.
 
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """
@@ -291,7 +291,6 @@ def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
     ("change", "said"),
     [
         ({"start_time": ...}, "without the column 'start_time'"),
-        ({"raw": ...}, "without the column 'raw'"),
         ({"avg (ms)": ...}, "does not say the unit of its times"),
         (
             {"avg (ms)": ..., "avg (cycles)": 1.0},
@@ -299,10 +298,7 @@ def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
         ),
         ({"raw": [-1.0], "start_time": [5]}, "row 0 has the time -1.0 from 5; numbers of 0 or more"),
         ({"raw": [1.0], "start_time": [-5]}, "row 0 has the time 1.0 from -5"),
-        ({"raw": [float("nan")], "start_time": [5]}, "row 0 has the time nan from 5"),
-        ({"raw": ["a"], "start_time": [5]}, "row 0 has the time a from 5"),
         ({"raw": [1.0, 2.0], "start_time": [5]}, "row 0 does not have one start_time for each time in raw"),
-        ({"raw": 1.0}, "row 0 does not have one start_time"),
     ],
 )
 def test_a_table_with_odd_columns_is_one_clear_line(tmp_path, change, said):

@@ -10,7 +10,6 @@ import pytest
 from fuzz.damage import bytes_changed, tree_changed
 from kineto_text import document, note, op, row, training
 
-from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.events import ARGUMENTS, Event
 from daydream.errors import DaydreamError
@@ -107,29 +106,8 @@ def check(trace):
     assert (start[inner] >= start[outer]).all()
     assert (start[inner] + duration[inner] <= start[outer] + duration[outer]).all()
     assert (trace["tid"][inner] == trace["tid"][outer]).all()
-    properly_nested(trace, start, duration)
     json.dumps(trace.metadata)
     trace.to_arrow()
-
-
-def properly_nested(trace, start, duration):
-    """Check that two rows of a thread are apart or one lies in the other."""
-    rows = np.flatnonzero(trace.is_kind("operator", "annotation", "runtime"))
-    names = trace.text("name")
-    marker = np.array([STEP_MARKER.search(name) is not None for name in names])
-    rows = rows[~(marker[trace["name"][rows]] & trace.is_kind("annotation")[rows])]
-    order = np.lexsort((-duration[rows], start[rows], trace["tid"][rows], trace["pid"][rows]))
-    open_until = []
-    thread = None
-    for line in rows[order].tolist():
-        here = (int(trace["pid"][line]), int(trace["tid"][line]))
-        if here != thread:
-            thread, open_until = here, []
-        begin, end = int(start[line]), int(start[line] + duration[line])
-        while open_until and open_until[-1] <= begin:
-            open_until.pop()
-        assert not open_until or end <= open_until[-1]
-        open_until.append(end)
 
 
 def outcome(path):

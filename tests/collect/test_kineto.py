@@ -297,9 +297,3 @@ def test_a_parquet_trace_is_loaded_as_it_is(tmp_path):
     assert again.metadata == trace.metadata
     with pytest.raises(TraceError, match="give it alone"):
         import_trace([tmp_path / "trace.parquet", tmp_path / "trace.json"])
-
-
-def test_a_folder_with_what_was_imported_from_it_can_be_imported_again(tmp_path):
-    write(tmp_path / "rank0.json", document(training(), distributedInfo={"rank": 0}))
-    import_trace([tmp_path]).save(tmp_path / "all.parquet")
-    assert len(import_trace([tmp_path])) == len(import_trace([tmp_path / "all.parquet"]))

@@ -380,10 +380,7 @@ def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
     [
         ("SCHED_EVENTS", "isSchedIn", {}, ["no CPU sample", "profiler: read", "read"]),
         ("OSRT_API", "nameId", {}, ["off the CPU", "profiler: read"]),
-        ("OSRT_API", "end", {}, ["off the CPU", "profiler: read"]),
-        ("COMPOSITE_EVENTS", "globalTid", {}, ["off the CPU", "profiler: read", "read"]),
         ("PROFILER_OVERHEAD", "", {"id": 5, "value": 6}, ["off the CPU", "profiler: read", "read"]),
-        ("StringIds", "value", {}, ["off the CPU"]),
     ],
 )
 def test_a_table_tells_of_blocked_threads_where_it_has_the_columns(tmp_path, table, lacks, more, found):

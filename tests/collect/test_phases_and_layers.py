@@ -110,17 +110,6 @@ def test_named_ranges_set_the_phase_where_nothing_better_is_known(imported, name
     assert found == {"kernel 0": {"forward"}, "kernel 1": {"backward"}, "kernel 2": {"optimizer"}}
 
 
-def test_a_range_named_backward_that_holds_the_loss_leaves_it_to_the_loss(imported):
-    trace = imported(
-        [
-            note("## backward ##", 0, 500),
-            op("aten::cross_entropy_loss", 10, 50, Sequence_number=1),
-            node("NllLossBackward0", 100, 50, 1),
-        ]
-    )
-    assert phases(trace, "operator")["aten::cross_entropy_loss"] == {"loss"}
-
-
 # Layers
 
 
@@ -309,11 +298,6 @@ def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path):
     adam = [*FORWARD, *[(ENGINE, "gemm")] * 4, (MAIN, "multi_tensor_apply_kernel<FusedAdamFunctor>")]
     trace = run(tmp_path, adam, ranges={"forward": (0, 2), "backward": (3, 7)})
     assert Counter(phase for _, phase in told(trace))["optimizer"] == 1
-
-
-def test_lambda_is_no_optimizer(tmp_path):
-    trace = run(tmp_path, [(MAIN, "multi_tensor_apply<fused_lambda>"), (MAIN, "add<lambda()#1>")])
-    assert {phase for _, phase in told(trace)} == {"forward"}
 
 
 def test_device_work_without_a_launch_is_told_by_its_name(tmp_path):

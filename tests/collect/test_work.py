@@ -22,16 +22,12 @@ from daydream.collect.derive.device_work import (
             "float4_e2m1",
         ),
         ("void fp8_blockscale_gemm_kernel<float, 128>(float*)", "float8_e4m3fn"),  # the scales are floats
-        ("volta_sgemm_32x32_sliced1x4_tn", "float32"),
         ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn", "float16"),
-        ("ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_tn", "float16"),
-        ("turing_s1688gemm_128x128_ldg8_f2f_nn", "float16"),
         ("volta_h884gemm_64x64_ldg8_nn", "float16"),
         ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "bfloat16"),
         ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)", "float32"),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", "float32"),
         ("Cijk_Ailk_Bljk_BBS_BH_Bias_MT64x64", "bfloat16"),
-        ("Cijk_Ailk_Bljk_HHS_BH_MT64x64", "float16"),
         ("Cijk_Ailk_Bljk_SB_MT64x64x16", "float32"),
         ("volta_dgemm_64x64_nn", "float64"),
         (
@@ -55,7 +51,6 @@ from daydream.collect.derive.device_work import (
         ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>", "float16"),
         ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "bfloat16"),
         ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN", "float16"),
-        ("nvjet", None),
         ("Memset (Device)", None),
         ("batched_transpose_16x32_half", None),  # any two-byte type
         ("my_kernel", None),

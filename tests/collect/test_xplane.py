@@ -1,4 +1,7 @@
-"""JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
+"""JAX's xplane.pb: XSpaces written by hand (GPU), a small model (CPU), and public ones.
+
+`jax/record_jax.py` of d6db2c6c recorded the small model.
+"""
 
 import gzip
 from pathlib import Path
@@ -70,12 +73,9 @@ def test_transformations_tell_phases_and_scopes_tell_layers(trace):
     [
         ("jit(step)/jit(main)/jvp(MLP)/Dense_0/dot_general", "MLP.Dense_0", "forward"),
         ("jit(step)/transpose(jvp(MLP))/Dense_0/dot_general", "MLP.Dense_0", "backward"),
-        ("jit(step)/jvp(while)/body/vmap(block)/add", "block", "forward"),
         ("jit(loss_fn)/jvp()/te_fused_attn_forward_ffi", None, "forward"),
         ("jit(step)/jvp(MLP)/Dense_0/bsd,de->bse/dot_general", "MLP.Dense_0", "forward"),
         ("jit(step)/jvp(bsd,de->bse)/dot_general", None, "forward"),
-        ("jit(step)/add", None, None),
-        ("", None, None),
         ("jit(f)/a(b/c)/d", "a(b/c)", None),
         ("((((", None, None),
     ],

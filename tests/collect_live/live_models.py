@@ -95,17 +95,6 @@ class GPT(nn.Module):
         return self.head(self.ln_f(x))
 
 
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.out(self.encoder(x))
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -260,7 +249,6 @@ def _penalty():
 MODELS = {
     "mlp": lambda: _classes(MLP(), 8, 16),
     "resnet": lambda: _classes(ResNet(), 2, 3, 8, 8),
-    "encoder": lambda: _squares(Encoder(), 2, 5, 16),
     "gpt": lambda: _tokens(GPT(), 64),
     "gpt reentrant": lambda: _tokens(GPT("reentrant"), 64),
     "gpt non-reentrant": lambda: _tokens(GPT("non-reentrant"), 64),

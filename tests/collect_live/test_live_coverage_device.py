@@ -137,7 +137,7 @@ class Dispatched(TorchDispatchMode):
 
 
 def test_recording_never_waits_for_a_device(tmp_path, monkeypatch):
-    model, loss = MODELS["encoder"]()
+    model, loss = MODELS["gpt"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     callers = []
 

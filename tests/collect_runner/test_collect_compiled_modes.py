@@ -8,6 +8,7 @@ that all is compiled each time; machine code is kept between the modes.
 import re
 import shutil
 import textwrap
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -171,9 +172,8 @@ def test_nothing_more_is_compiled_and_every_fused_kernel_is_matched(folder, mode
     assert {layer[:8] for layer in layers} >= {"blocks.0", "blocks.1"}
     assert not any("could not be matched" in note for note in trace.metadata["notes"])
     if mode == "its_blocks":  # both call one graph: only the modules' ranges around its calls tell them apart
-        layer = np.array([(layer or "")[:8] for layer in trace.values("layer", rows)])
-        shares = [trace["duration_ns"][rows][layer == f"blocks.{block}"].sum() for block in (0, 1)]
-        assert 0.2 < shares[0] / sum(shares) < 0.8
+        calls = Counter((layer or "")[:8] for layer in trace.values("layer", rows))
+        assert calls["blocks.0"] == calls["blocks.1"] > 0
 
 
 def test_what_comes_from_the_cache_of_graphs_is_matched_too(folder, compilers):

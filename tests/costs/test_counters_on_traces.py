@@ -89,15 +89,3 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
     assert said[0].startswith("axpy: flop 64, float32_flop 64")
     assert said[1] == "(kernels 0 to 1, Luthier): instructions 9 in all (2 of 2 counted)."
     assert counters_table(kernels("axpy")) == counted_sentences(kernels("axpy")) == []
-
-
-@pytest.mark.slow
-def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
-    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
-    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
-    found = {}
-    for what, flop, nbytes in (("memory", 100, 500), ("compute", 15_000, 5)):
-        trace = daydream.load(path)
-        table = made(trace, False, flop, nbytes)
-        found[what] = daydream.whatif(attached(trace, tmp_path, table), "amp")
-    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

@@ -1,11 +1,9 @@
 """Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from small_graphs import named
-from small_traces import note, op, trace
+from small_traces import note, op, trace, with_steps
 
 import daydream
 from daydream import build, simulate
@@ -49,20 +47,7 @@ def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_redu
                 rows.append(op("aten::copy_", taken[place], taken[place] + 1, rank=rank, tid=8 + n % 2))
             now[place] = on + 40
             borders[place].append(on + 40)
-    found = trace(rows)
-    found.metadata |= {"steps": [], "vendor": "cpu"}
-    column = np.full(len(found), -1)
-    for place, rank in enumerate(ranks):
-        for n, (begin, end) in enumerate(pairwise(borders[place])):
-            at = found["start_ns"]
-            mine = (found["rank"] == rank) & (at >= 1000 * begin) & (at < 1000 * end) & (found["tid"] == 1)
-            column[mine] = len(found.metadata["steps"])
-            found.metadata["steps"].append({
-                "name": f"step {n}", "rank": rank, "start_ns": 1000 * begin, "end_ns": 1000 * end,
-                "completion_ns": 1000 * end, "measured_ns": 1000 * (end - begin), "covered": n > 0,
-            })  # fmt: skip
-    found.columns["step"] = column
-    return found
+    return with_steps(trace(rows), dict(zip(ranks, borders, strict=True)))
 
 
 def step_of(recorded):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from small_traces import note, op, trace
+from small_traces import note, op, trace, with_steps
 
 from daydream import build, simulate
 
@@ -62,16 +62,7 @@ def job(steps, *, copies=lambda number, rank: "copy"):
 
 def finished(rows, steps):
     """Return a trace of two ranks that begin their steps together."""
-    found = trace(rows)
-    found.metadata |= {"vendor": "cpu", "steps": [
-        {"name": f"step {number}", "rank": rank, "start_ns": 1000 * STEP * number,
-         "end_ns": 1000 * STEP * (number + 1), "completion_ns": 1000 * STEP * (number + 1),
-         "measured_ns": 1000 * STEP, "covered": number > 0}
-        for rank in (0, 1) for number in range(steps)
-    ]}  # fmt: skip
-    of_rank = np.where(found["rank"] > 0, steps, 0)
-    found.columns["step"] = np.where(found["tid"] == 1, found["start_ns"] // (1000 * STEP) + of_rank, -1)
-    return found
+    return with_steps(trace(rows), dict.fromkeys((0, 1), range(0, STEP * steps + 1, STEP)))
 
 
 def two_at_once(*, transfers, noted_late=0):

@@ -67,10 +67,7 @@ def test_a_tool_needs_no_call_of_its_base():
     ("wrong", "said"),
     [
         (lambda op: op.insert_before_op(torch.relu, inputs=[9]), "place 9"),
-        (lambda op: op.insert_before_op("relu"), "needs a function"),
-        (lambda op: op.insert_before_op(torch.relu, inputs=[-1]), "not a place"),
         (lambda op: op.get_outputs(), "require_outputs=True"),
-        (lambda op: op.get_grad_inputs(), "backward=True, require_outputs=True"),
         (lambda op: op.get_backward_op(), "require_outputs=True"),
         (lambda op: [op.replace_op(torch.relu) for _ in range(2)], "replaced already"),
         (lambda op: op.insert_before_op(lambda x: x[:1]), "grad=True"),
@@ -99,7 +96,7 @@ def test_a_tool_keeps_no_tensor_alive():
     assert contexts
     with pytest.raises(InstrumentError):
         contexts[0].get_inputs()
-    assert all(each._outputs is None and each._grad_outputs is None for each in contexts)
+    assert not any(each._held for each in contexts)
 
 
 CODE = """

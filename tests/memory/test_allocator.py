@@ -286,3 +286,23 @@ def test_a_new_segment_lies_where_it_was_recorded_if_there_is_room():
 
     assert (places[0], places[2]) == (1 << 33, 1 << 32)
     assert places[1] > places[0] + 12 * MIB
+
+
+def test_a_block_that_is_not_split_is_returned_where_the_device_is_full():
+    #  46 MiB are free, and too large to be split for 12; a segment of 12 beside them has no room in 50
+    allocator = Allocator(Settings(max_split_bytes=20 * MIB), 50 * MIB)
+    allocator.allocate(0, 46 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 12 * MIB)
+    assert allocator.reserved == 12 * MIB
+
+
+def test_an_expandable_segment_that_cannot_grow_is_out_of_memory():
+    #  |15|5 free|: for 12 it would take a second page of 20, and 30 are there
+    allocator = Allocator(GROWING, 30 * MIB)
+    allocator.allocate(0, 15 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        allocator.allocate(1, 12 * MIB)
+    assert allocator.reserved == 20 * MIB
+    with pytest.raises(OutOfMemoryError):
+        Allocator(GROWING, 10 * MIB).allocate(0, 12 * MIB)

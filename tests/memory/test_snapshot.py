@@ -106,27 +106,6 @@ def test_its_settings_are_those_of_the_replay(tmp_path):
     assert found.settings == Settings()
 
 
-def test_requests_of_a_private_pool_stay_in_it(tmp_path):
-    #  the graph's segment is free, but the program's request gets one of its own
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), pool=(0, 7)), segment(OTHER, (20 * MIB, 0))],
-        [
-            event("segment_alloc", START, 20 * MIB, pool=(0, 7)),
-            *life(START, 4 * MIB, pool=(0, 7)),
-            event("segment_alloc", OTHER, 20 * MIB),
-            *life(OTHER, 4 * MIB),
-        ],
-    )
-    found = only(tmp_path, document)
-
-    assert usage(found.requests, start=found.start).peak_reserved_bytes == 40 * MIB
-    for each in document["device_traces"][0]:
-        del each["pool_id"]  # before pytorch#177717 events do not name it: the segment at the end does
-    found = only(tmp_path, document)
-    assert [request.private for request in found.requests if request.size] == [1, 0]
-    assert usage(by_rule(found.requests), start=found.start).peak_reserved_bytes == 40 * MIB
-
-
 THIRD = OTHER + (1 << 30)
 BOTH = [
     ("segment_alloc", START, 30), ("alloc", START, 30), ("segment_alloc", OTHER, 12), ("alloc", OTHER, 12),
@@ -160,28 +139,6 @@ def test_a_history_is_replayed_as_it_was_recorded(tmp_path, name):
     assert (replayed.peak_reserved_bytes, replayed.strays) == (peak * MIB, strays)
     assert found.recorded_reserved_bytes == peak * MIB
     assert sum("By the rules alone" in note for note in snapshot_memory(path).notes) == strays
-
-
-def test_expandable_ranges_grow_and_shrink(tmp_path):
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), expandable=True)],
-        [
-            event("segment_map", START, 20 * MIB),
-            event("alloc", START, 15 * MIB),
-            event("segment_map", START + 20 * MIB, 20 * MIB),
-            event("alloc", START + 15 * MIB, 15 * MIB),
-            *freed(START + 15 * MIB, 15 * MIB),
-            event("segment_unmap", START + 20 * MIB, 20 * MIB),
-            *freed(START, 15 * MIB),
-        ],
-        settings={"expandable_segments": True},
-    )
-    found = only(tmp_path, document)
-
-    assert (found.start, found.doubts) == ([], [])
-    assert found.recorded_reserved_bytes == 40 * MIB
-    replayed = usage(found.requests, settings=found.settings)
-    assert (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes) == (30 * MIB, 40 * MIB)
 
 
 # Memory that was returned to the device ----------------------------------------------------------

@@ -156,15 +156,6 @@ def test_ddp_says_why_it_does_not_apply(graph, options, error, words):
         ddp(graph(), **options)
 
 
-def test_a_named_cluster_prices_the_buckets_and_grows_to_hold_the_workers():
-    graph = training()
-    ddp(graph, workers=16, cluster="dgx-a100")
-    assert graph.select(kind="collective").duration_ns.tolist() == [
-        find_cluster("dgx-a100:2").all_reduce_ns(8000, 16)
-    ]
-    assert "2 nodes of 8 GPUs" in " ".join(graph.facts.notes)
-
-
 # bucket-size
 
 

@@ -11,8 +11,6 @@ from training_programs import A100, GRADIENT, ONE, ONE_UNIT, times, training, tw
 
 from daydream import GraphError, NotApplicableError, replay
 from daydream.costs.device.call_scaling import copies_ns, scaled_time
-from daydream.costs.network.cluster_names import find_cluster
-from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import apply, parse
 
 sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
@@ -201,21 +199,6 @@ def test_units_are_blocks_or_layers_or_runs_of_gradients(names, known, options, 
     assert len(graph.select(collective="reduce_scatter")) == units
     assert said in " ".join(graph.facts.notes)
     assert graph.select(collective="reduce_scatter").total("bytes") == 3 * 4000
-
-
-def test_a_sharded_step_settles():
-    graph = training(steps=3, uncovered=1)
-    sharded(graph, bandwidth=25.0, **ONE_UNIT)
-    # As above, from update to update: gather 0, forward 0 beside gather 1, ... without the 6 ns of launching.
-    assert settle(graph).step_ns == 516 - 6
-
-
-def test_a_named_cluster_prices_shards():
-    graph = network()
-    sharded(graph, workers=16, cluster="dgx-a100", layers="*")
-    machines = find_cluster("dgx-a100:2")
-    gathered = graph.select(collective="all_gather").duration_ns.tolist()
-    assert gathered == [machines.time_ns("all_gather", 16 * 400, 16)] * 6  # 10 rows, filled up to 16
 
 
 @pytest.mark.parametrize(

@@ -194,13 +194,3 @@ def test_the_table_is_about_the_mean_of_the_steps_as_the_headline_is():
         for parts in ("by_cause", "by_phase", "by_layer"):
             assert sum(side[parts].values()) == ns
     assert before["beside"]["device idle"] == pytest.approx((8 + 8) / 2 * US, abs=US)
-
-
-def test_the_typical_step_is_told_where_the_mean_is_far_from_it():
-    replay = daydream.replay(hidden_behind_the_device(86, 86, 86, 86, 186))
-    text = " ".join(view_text(daydream.whatif(replay, "scale", on="gpu", factor=0.9)).split())
-
-    assert text.startswith("scale: 113.0 -> ")
-    assert "median step measured 88.00 us replayed 88.00 us predicted" in text
-    near = daydream.replay(hidden_behind_the_device(86, 86, 86, 86, 90))
-    assert "median step" not in view_text(daydream.whatif(near, "scale", on="gpu", factor=0.9))

@@ -77,7 +77,7 @@ LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
 def match_ranks(draft: Draft) -> None:
     """Match the collectives of several ranks and let each transfer begin with the last arrival."""
     tasks = np.flatnonzero(draft.kind == COLLECTIVE)
-    if len(unique(draft.ranks[draft.lane[tasks]])) < 2:
+    if len(unique(draft.ranks[draft.lane[tasks]])) < 2 or "fake_world" in draft.trace.metadata:
         return
     matched = match_collectives(draft.trace)
     if not len(matched):
@@ -340,17 +340,16 @@ def transfer_in_fake_world(draft: Draft) -> None:
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
     described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
-    rank = trace.metadata["fake_world"]["rank"]
-    lanes: dict[str, int] = {}
+    lanes = dict[Lane, int]()
     lane, names = [], []
-    for group, operation, peer in zip(
-        *(trace.values(name, calls) for name in ("group", "collective", "peer")), strict=True
-    ):
+    asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
+    for rank, group, operation, peer in zip(draft.ranks[draft.lane[tasks]], *asked, strict=True):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
-        if name not in lanes:
-            lanes[name] = draft.add_lane(Lane(name, rank, on_device=True, host=True))
-        lane.append(lanes[name])
+        made = Lane(name, int(rank), on_device=True, host=True)
+        if made not in lanes:
+            lanes[made] = draft.add_lane(made)
+        lane.append(lanes[made])
         names.append(draft.code("name", f"{operation} {where}"))
     transfers = draft.add(
         len(calls),
@@ -362,8 +361,8 @@ def transfer_in_fake_world(draft: Draft) -> None:
         order=draft.order[tasks] + DEVICE_PLACE,
         **draft.values(tasks, "op", "layer", "phase", "step", "start_ns"),
     )
-    transfer_of = dict(zip(trace["correlation"][calls].tolist(), transfers.tolist(), strict=True))
-    for wait in rows[~is_call].tolist():
-        transfer = transfer_of.get(int(trace["correlation"][wait]))
-        if transfer is not None:  # else it was asked for before the recording
-            draft.link(transfer, draft.task_of_row[wait], cause=Cause.COMMUNICATION)
+    transfer_of = dict(zip(draft.units(calls).tolist(), transfers.tolist(), strict=True))
+    waits = rows[~is_call]
+    for wait, unit in zip(draft.task_of_row[waits], draft.units(waits).tolist(), strict=True):
+        if unit in transfer_of:  # else it was asked for before the recording
+            draft.link(transfer_of[unit], wait, cause=Cause.COMMUNICATION)
