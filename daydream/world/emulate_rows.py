@@ -92,7 +92,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     place = {name: int(recording[name][first]) for name in ("pid", "tid")}
     recording.columns = {name: column[~called] for name, column in recording.columns.items()}
     _append(recording, clock.rows, place)
-    recording.memory = clock.memory()
+    recording.memory = clock.memory(**place)
     device = gpu.device
     recording.metadata["devices"] = [
         {
@@ -164,8 +164,8 @@ class _Clock:
         times = {"start_ns": start, "duration_ns": duration}
         self.rows.append({"kind": kind, "name": name, **times, **others})
 
-    def memory(self) -> MemoryEvents | None:
-        """Return what was allocated and freed while calls were noted."""
+    def memory(self, **thread: int) -> MemoryEvents | None:
+        """Return what was allocated and freed while calls were noted, on this thread (`pid`, `tid`)."""
         events = self.gpu.memory
         if not events:
             return None
@@ -180,6 +180,7 @@ class _Clock:
                 "address": key,
                 "bytes": nbytes,
                 "allocated_bytes": held,
+                **{name: np.full(len(number), one, np.int64) for name, one in thread.items()},
             }
         )
 
