@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": "daydream.predict.compare.Difference",
     "compare A B C": "daydream.predict.compare.Series",
     "blame": "daydream.predict.curves.Blame",
+    "plan --only checkpointing": "daydream.plan.checkpointing.Choice",
     "confirm": "daydream.predict.confirm.Confirmation",
     "calibrate": "daydream.calibration.run.Calibration",
     "calibrate --tool": "daydream.calibration.in_place.InPlaceCalibration",

@@ -32,6 +32,7 @@ from daydream.costs.workload.shapes import Argument, Shape
 from daydream.world.emulate_torch import replace
 
 CPU = torch.device("cpu")
+WORKSPACE = 64 << 20  # bytes that cuBLAS and cuBLASLt hold on a Hopper once a matrix was multiplied
 BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
 RANGE = "emulated {}"  # with the number of the call
 YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
@@ -53,7 +54,7 @@ class Call(Struct):
         layer: path of the module that ran, or of whose gradient it is part; empty outside all modules.
         phase: forward, backward or optimizer.
         held_bytes: what is allocated on the GPU once it has run.
-        copies: `HtoD` or `DtoH` for what crosses the link to the CPU.
+        copies: `HtoD` or `DtoH` for what crosses the link to the CPU; `sync` for a wait without a copy.
         nbytes: of the tensors that it reads and writes, each once; 0 for a view and what only allocates.
         number_format: in which matrices are multiplied: `tf32` where 32 bits may be rounded to it.
     """
@@ -87,7 +88,7 @@ class Emulation(TorchDispatchMode):
         self.device = device
         self.calls: list[Call] = []
         self.memory: list[tuple[int, int, int]] = []
-        self.held_bytes = 0
+        self.held_bytes = WORKSPACE
         self.read = 0
         self.known: dict[
             int, bool | int | float
@@ -182,9 +183,12 @@ class Emulation(TorchDispatchMode):
         for one in results:
             if func is torch.ops.aten.full.default and not one.dim():
                 self.known[one.untyped_storage()._cdata] = args[1]
+            elif func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.clone):
+                if (known := self.known.get(tensors[0].untyped_storage()._cdata)) is not None:
+                    self.known[one.untyped_storage()._cdata] = known
             elif one.dtype == torch.bool:
-                one.made_by = func._schema.name.removeprefix("aten::")
-            if there and self.crossing != "DtoH":
+                one.flag = _flag(func._schema.name.removeprefix("aten::"), tensors)
+            if self.crossing == "HtoD" or (there and not self.crossing):
                 self.place(one)
         if collective:
             self._communicate(func, args, results)
@@ -254,6 +258,14 @@ class Emulation(TorchDispatchMode):
             )
         )
 
+    def wait(self, copies: str = "sync") -> None:
+        """Note that the CPU waits for the GPU, for a number or for all its work."""
+        with self._running(True):
+            pass
+        if self.observes:
+            name = "aten::_local_scalar_dense" if copies == "DtoH" else "cudaDeviceSynchronize"
+            self.calls.append(Call(name, [()], [], [], [], copies=copies, nbytes=8))
+
     def _value(self, tensor: Tensor, on_gpu: bool) -> bool | int | float:  # noqa: FBT001
         """Return a plausible number where the program reads one."""
         known = self.known.get(tensor.untyped_storage()._cdata)
@@ -264,15 +276,20 @@ class Emulation(TorchDispatchMode):
             return constant.item() if not isinstance(constant, FakeTensor) else 1.0
         if on_gpu:
             self.read += 1
-            with self._running(self.observes):
-                pass
-            if self.observes:
-                self.calls.append(
-                    Call("aten::_local_scalar_dense", [()], [], [], [], copies="DtoH", nbytes=8)
-                )
+            self.wait("DtoH")
         if tensor.dtype == torch.bool:
-            return getattr(tensor, "made_by", "") in YES
+            return bool(getattr(tensor, "flag", False))
         return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _flag(name: str, tensors: list[Tensor]) -> bool:
+    """Return which truth of an operator is plausible: numbers are finite, masks let nothing be filled."""
+    flags = [one.flag for one in tensors if hasattr(one, "flag")]
+    if name in ("mul", "bitwise_and", "logical_and"):
+        return all(flags)
+    if name in ("logical_not", "bitwise_not"):
+        return not any(flags)
+    return name in YES or (name == "ne" and len(tensors) == 1)  # another number, not itself
 
 
 def _gradients_meet(node: Any, tensors: list[Tensor]) -> bool:

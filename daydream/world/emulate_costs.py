@@ -56,6 +56,8 @@ def learned() -> dict[str, Learned]:
 
 def kernels_of(call: Call, device: Device) -> list[Kernel]:
     """Return what a call runs on the device; nothing for a view."""
+    if call.copies == "sync":
+        return []
     if call.copies:
         return [Kernel("memcpy", f"Memcpy {call.copies}", _copy_ns(call, device))]
     if not call.nbytes:
@@ -69,10 +71,17 @@ def kernels_of(call: Call, device: Device) -> list[Kernel]:
     return [Kernel("kernel", kernel, max(round(total / row.kernels), 1))] * row.kernels
 
 
+def number_format(call: Call) -> str:
+    """Return in which format a call computes; `depthwise` for a convolution whose channels do not mix."""
+    weight = call.arguments[2 if "backward" in call.name else 1 :][:1]
+    alone = bool(weight) and len(weight[0]) > 3 and weight[0][1] == 1 and "conv" in call.name
+    return "depthwise" if alone else call.number_format
+
+
 def _row(call: Call) -> Learned:
-    name = bare_name(call.name)
+    name, number = bare_name(call.name), number_format(call)
     rows, family = learned(), operator(name).family
-    keys = [f"{name} {call.number_format}", name, f"{family} {call.number_format}", family, ""]
+    keys = [f"{name} {number}", name, f"{family} {number}", family, ""]
     return next((rows[key] for key in keys if key in rows), Learned())
 
 
@@ -84,7 +93,7 @@ def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float
     """Return what the kernels of a call take by their FLOP and bytes."""
     row = row or _row(call)
     flop, nbytes = work(call)
-    number = call.number_format
+    number = number_format(call)
     rate = device.tflops.get(number) or device.tflops["float32"]
     arithmetic = flop / (rate * 1e3) / row.of_peak / filled(call, device)
     traffic = nbytes / device.bandwidth / row.of_bandwidth

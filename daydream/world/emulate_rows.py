@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.collect.derive.recording import Recording, narrow
 from daydream.lazy import regex
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
@@ -42,7 +41,7 @@ CPUS = {
 }
 
 
-def emulate(recording: Recording, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
+def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
     """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
     clock = _Clock(gpu, CPUS[cpu])
     keep = ~recording.is_kind("blocked")
@@ -71,7 +70,7 @@ def emulate(recording: Recording, markers: list[Any], gpu: Emulation, cpu: str) 
         if ends and not lengths[row]:
             continue
         if kinds[row] == "operator" and lengths[row]:
-            _ = around.pop() if ends else around.append(row)
+            around[:] = around[:-1] if ends else [*around, row]
         if not ends:
             clock.begin(kinds[row] or "", numbers.get(row))
             if row in numbers and around:
@@ -147,18 +146,15 @@ class _Clock:
             launch = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
             number = len(self.begun)
             self.add("runtime", launch, self.now, self.cpu.launch, correlation=number)
-            self.add(
-                *(kernel.kind, kernel.name, begin, kernel.duration_ns),
-                correlation=number,
-                device=0,
-                stream=STREAM,
-                dtype=next(iter(call.dtypes), None),
-                **({"bytes": call.nbytes // 2} if copies else {}),
-            )
+            row = {"correlation": number, "device": 0, "stream": STREAM}
+            row |= {"bytes": call.nbytes // 2} if copies else {}
+            dtype = next(iter(call.dtypes), None)
+            self.add(kernel.kind, kernel.name, begin, kernel.duration_ns, **row, dtype=dtype)
             self.now += self.cpu.launch
-        if call.copies == "DtoH":
+        if call.copies in ("DtoH", "sync"):
+            name = "cudaStreamSynchronize" if call.copies == "DtoH" else "cudaDeviceSynchronize"
             until = max(self.free, self.now)
-            self.add("runtime", "cudaStreamSynchronize", self.now, until - self.now)
+            self.add("runtime", name, self.now, until - self.now)
             self.now = until
 
     def add(self, kind: str, name: str, start: int, duration: int, **others: Any) -> None:
@@ -186,12 +182,13 @@ class _Clock:
         )
 
 
-def _append(recording: Recording, rows: list[dict[str, Any]], place: dict[str, int]) -> None:
+def _append(recording: Any, rows: list[dict[str, Any]], place: dict[str, int]) -> None:
     """Add rows of launches and of the GPU behind the others."""
     before = len(recording)
     for name, column in recording.columns.items():
-        behind = np.full(len(rows), FIELDS[name].null, np.int64)
-        recording.columns[name] = narrow(np.concatenate([column, behind]), np.int8)
+        null = FIELDS[name].null
+        behind = np.full(len(rows), null, np.min_scalar_type(null))
+        recording.columns[name] = np.concatenate([column, behind])
     there = np.arange(before, before + len(rows))
     for name in ("kind", "name", "dtype"):
         recording.set_texts(name, there, [row.get(name) for row in rows])

@@ -31,7 +31,6 @@ NOTHING = (
     "init",
     "_lazy_init",
     "set_device",
-    "synchronize",
     "empty_cache",
     "manual_seed",
     "manual_seed_all",
@@ -43,7 +42,7 @@ NOTHING = (
 def replace(gpu: Emulation, stack: ExitStack) -> None:
     """Replace all of it until the stack is closed."""
     _replace_tensors(gpu, stack)
-    _put(stack, nn.Module, _apply=_apply)
+    _put(stack, nn.Module, _apply=lambda *args: _apply(gpu, *args))
     optimizers = sys.modules["torch.optim.optimizer"]
     listed = optimizers._foreach_supported_types
     _put(stack, optimizers, _foreach_supported_types=[*listed, FakeTensor])
@@ -54,7 +53,11 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that operators are replaced
         attend = functools.partial(_attend, gpu.device)
-        for name, function in (("scaled_dot_product_attention", attend), ("dropout", _drop)):
+        for name, function in {
+            "scaled_dot_product_attention": attend,
+            "dropout": _drop,
+            "linear": _linear,
+        }.items():
             library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
         _replace_autocast(library, stack)
 
@@ -111,44 +114,44 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
 
     def device_of_any(tensor: Tensor) -> torch.device:
         """Return the device, of a `DTensor` that of its local part."""
-        own = Tensor.__base__.device.__get__  # type: ignore[union-attr]
+        own = Tensor.__base__.device.__get__
         local = getattr(tensor, "_local_tensor", None)
         found: torch.device = own(tensor) if local is None else device_of_any(local)
         return device_of(tensor) if isinstance(tensor, FakeTensor) else found
 
+    def sent(device: str) -> Callable[..., Tensor]:
+        return lambda tensor, *_, **__: to(tensor, device)
+
+    def is_of(find: Callable[[Any], torch.device], kind: str) -> property:
+        return property(lambda tensor: find(tensor).type == kind)
+
     for of, find in ((FakeTensor, device_of), (Tensor, device_of_any)):
-        _put(
-            stack,
-            of,
-            device=property(find),
-            is_cuda=property(lambda tensor, find=find: find(tensor).type == "cuda"),
-            is_cpu=property(lambda tensor, find=find: find(tensor).type == "cpu"),
-        )
+        kinds = {f"is_{kind}": is_of(find, kind) for kind in ("cuda", "cpu")}
+        _put(stack, of, device=property(find), **kinds)
     _put(
         stack,
         Tensor,
         to=to,
-        cuda=lambda tensor, *_, **__: to(tensor, "cuda"),
-        cpu=lambda tensor, *_, **__: to(tensor, "cpu"),
+        cuda=sent("cuda"),
+        cpu=sent("cpu"),
         pin_memory=lambda tensor, *_: tensor,
         record_stream=lambda *_: None,
     )
     _put(stack, torch, tensor=on_device(torch.tensor), as_tensor=on_device(torch.as_tensor))
 
 
-def _apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
-    """Change a module's tensors in place, as `Module._apply` does with those that are no fakes."""
+def _apply(gpu: Emulation, module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
+    """Change a module's tensors in place; one that only moves to the GPU stays the tensor that it is."""
     for child in module.children() if recurse else ():
         child._apply(function)
-    held: dict[str, Any]
     for held in (module._parameters, module._buffers):
-        for name, old in held.items():
+        for old in (one for one in held.values() if one is not None):
             with torch.no_grad():
-                new = old if old is None else function(old)
-            if new is not old and held is module._parameters:
+                new = function(old)
+            if (new.dtype, new.shape, new.stride()) != (old.dtype, old.shape, old.stride()):
                 old.data = new
-            elif new is not old:
-                held[name] = new
+            if gpu.on_gpu(new):
+                gpu.place(old)
     return module
 
 
@@ -237,7 +240,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     for name in ("memory_allocated", "memory_reserved"):
         answer = {key: lambda *_: gpu.held_bytes for key in (name, f"max_{name}")}
         _put(stack, torch.cuda, **answer)
-    _put(stack, torch.cuda, Event=Stub, Stream=Stub)
+    _put(stack, torch.cuda, Event=Stub, Stream=Stub, synchronize=lambda *_: gpu.wait())
 
 
 def _attend(
@@ -288,6 +291,16 @@ def _attend(
 def _drop(x: Tensor, p: float, train: bool) -> Tensor:  # noqa: FBT001 - torch's own arguments
     found: Tensor = torch.native_dropout(x, p, train)[0] if train and 0 < p < 1 else x
     return found
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a linear layer of tensors that are no fakes: torch adds the bias of fakes out of place."""
+    turned = weight.t()
+    if bias is None:
+        return x @ turned
+    if x.dim() == 2 or (x.dim() > 2 and x.is_contiguous()):
+        return torch.addmm(bias, x.flatten(0, -2), turned).view(*x.shape[:-1], -1)
+    return (x @ turned).add_(bias)
 
 
 def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:

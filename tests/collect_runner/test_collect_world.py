@@ -213,7 +213,7 @@ def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
     ("words", "said"),
     [
         (["--world", "4", "--rank", "4"], "--rank is 4, but a world of 4 has ranks 0 to 3"),
-        (["--rank", "1"], "--rank and --cluster go with --world"),
+        (["--rank", "1"], "--rank, --cluster and --all-stages go with --world"),
         (["--world", "4", "--nproc-per-node", "2"], "--world and --nproc-per-node exclude each other"),
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],

@@ -1,10 +1,12 @@
 """Which blocks to checkpoint: the cheapest set that fits, against all sets there are."""
 
+import json
 from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.command_line import daydream as typed
 from view_text import view_text
 
 import daydream
@@ -105,3 +107,14 @@ def test_the_code_wraps_the_blocks_that_were_chosen(replay):
     wrapped = [type(block).__name__ for block in model["blocks"]]
 
     assert wrapped == ["Linear", "CheckpointWrapper", "CheckpointWrapper", "Linear"]
+
+
+def test_the_command_answers_in_json(replay, tmp_path):
+    trace = str(FOLDER / "Mixer.parquet")
+    done = typed("plan", trace, "--only", "checkpointing", "--capacity", "9MB", "--json", folder=tmp_path)
+    found = json.loads(done.out)
+
+    assert found["options"]["layers"] == "blocks.1,blocks.2"
+    assert found["memory"]["fits"]
+    assert [row["block"] for row in found["blocks"] if row["chosen"]] == BLOCKS[1:3]
+    assert "--capacity" in typed("plan", trace, "--only", "checkpointing", folder=tmp_path).err

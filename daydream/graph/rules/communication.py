@@ -340,13 +340,15 @@ def transfer_in_fake_world(draft: Draft) -> None:
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
     described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
+    kernels = draft.task_of_row[np.flatnonzero(trace.is_kind("kernel"))]
+    kernels = kernels[(kernels >= 0) & (draft.launch[kernels] >= 0)]
     lanes = dict[Lane, int]()
     lane, names = [], []
     asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
     for rank, group, operation, peer in zip(draft.ranks[draft.lane[tasks]], *asked, strict=True):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
-        made = Lane(name, int(rank), on_device=True, host=True)
+        made = Lane(name, int(rank), on_device=True, host=not len(kernels))
         if made not in lanes:
             lanes[made] = draft.add_lane(made)
         lane.append(lanes[made])
@@ -363,6 +365,24 @@ def transfer_in_fake_world(draft: Draft) -> None:
     )
     transfer_of = dict(zip(draft.units(calls).tolist(), transfers.tolist(), strict=True))
     waits = rows[~is_call]
-    for wait, unit in zip(draft.task_of_row[waits], draft.units(waits).tolist(), strict=True):
-        if unit in transfer_of:  # else it was asked for before the recording
+    waits, waited = draft.task_of_row[waits], draft.units(waits).tolist()
+    if len(kernels):  # of an emulated GPU: its stream waits, as NCCL lets it, and the CPU goes on
+        before, waits = _launched(draft, kernels, tasks, -1), _launched(draft, kernels, waits, 0)
+        draft.link(before[before >= 0], transfers[before >= 0], cause=Cause.COMMUNICATION)
+    for wait, unit in zip(waits.tolist(), waited, strict=True):
+        if wait >= 0 and unit in transfer_of:  # else it was asked for before the recording
             draft.link(transfer_of[unit], wait, cause=Cause.COMMUNICATION)
+
+
+def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int) -> np.ndarray:
+    """Return of each CPU task the kernel of its rank that is launched next, or `places` later; -1 for none."""
+    ranks, found = draft.ranks[draft.lane], np.full(len(tasks), -1)
+    for rank in np.unique(ranks[tasks]):
+        own = kernels[ranks[kernels] == rank]
+        launched = draft.start_ns[draft.launch[own]]
+        order = np.argsort(launched, kind="stable")
+        mine = np.flatnonzero(ranks[tasks] == rank)
+        place = np.searchsorted(launched[order], draft.start_ns[tasks[mine]]) + places
+        known = (place >= 0) & (place < len(own))
+        found[mine[known]] = own[order[place[known]]]
+    return found
