@@ -17,7 +17,8 @@ What to call, each with a `help` of its own:
     rank              every change that applies, sorted by what it saves
     whatif            the step after one change, or several: "amp+fused-adam", or a function of yours
     sweep, scaling    every combination of options' values; many workers from the trace of one
-    compare           two traces, or a prediction and what came of it
+    compare           two traces, or a prediction and what came of it; compare_series many runs
+    blame             what each rank, stage and kind of work costs a job
     memory_of         the peak of each device, and who holds it
     curves            how the step depends on the speed of each part
 
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from daydream.graph.selection import Selection
     from daydream.handles.builder import DebugHandleMapBuilder
     from daydream.memory.report import memory_of
-    from daydream.predict.compare import Difference, compare
-    from daydream.predict.curves import curves
+    from daydream.predict.compare import Difference, compare, compare_series
+    from daydream.predict.curves import blame, curves
     from daydream.predict.explain import Explanation, explain
     from daydream.predict.prediction import Prediction, whatif
     from daydream.predict.rank import Ranking, rank
@@ -79,46 +80,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "daydream.collect": ("collect",),
-    "daydream.collect.event_log": ("EventLog",),
-    "daydream.collect.load": ("load",),
-    "daydream.costs.counters.attaching": ("attach_counters",),
-    "daydream.costs.counters.listing": ("counters_table",),
-    "daydream.errors": (
-        "DaydreamError",
-        "FileError",
-        "GraphError",
-        "HandleError",
-        "NoMatchError",
-        "NotApplicableError",
-        "OutputError",
-        "TraceError",
-        "UnknownOptimizationError",
-    ),
-    "daydream.graph.build": ("build",),
-    "daydream.graph.graph": ("Graph",),
-    "daydream.graph.groups": ("Groups",),
-    "daydream.graph.selection": ("Selection",),
-    "daydream.handles.builder": ("DebugHandleMapBuilder",),
-    "daydream.memory.report": ("memory_of",),
-    "daydream.predict.compare": ("Difference", "compare"),
-    "daydream.predict.explain": ("Explanation", "explain"),
-    "daydream.predict.prediction": ("Prediction", "whatif"),
-    "daydream.predict.rank": ("Ranking", "rank"),
-    "daydream.predict.replay": ("Replay", "replay"),
-    "daydream.predict.scaling": ("Scaling", "scaling"),
-    "daydream.predict.curves": ("curves",),
-    "daydream.predict.sweep": ("Sweep", "sweep"),
-    "daydream.simulate": ("simulate",),
-    "daydream.simulate.timeline": ("Timeline",),
-    "daydream.tools.run": ("run_tool",),
-    "daydream.tools.tool": ("tool",),
-    "daydream.trace.handle_map": ("DebugHandleMap", "Handle"),
-    "daydream.trace.trace": ("Trace",),
-    "daydream.trainers.handler": ("handler",),
-    "daydream.transforms.registry": ("Optimization",),
-}
+_HOMES = lazy.imports_of(__file__)
 
 __all__ = [
     "DaydreamError",
@@ -148,9 +110,11 @@ __all__ = [
     "TraceError",
     "UnknownOptimizationError",
     "attach_counters",
+    "blame",
     "build",
     "collect",
     "compare",
+    "compare_series",
     "counters_table",
     "curves",
     "explain",

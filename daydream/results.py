@@ -37,7 +37,7 @@ class Record(msgspec.Struct, dict=True, weakref=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as an object of JSON; what is no finite number is null."""
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=_plain))
+        found: dict[str, Any] = plain(self)
         return found
 
     def having(self, **objects: Any) -> Self:
@@ -86,6 +86,11 @@ class Predicted(Record):
             self.speedup = (
                 self.replayed_ns / self.predicted_ns if self.predicted_ns else float("inf")
             )
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON holds of a value, as Python's objects; what is no finite number is null."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from math import hypot, inf
+from math import inf
 
+import numpy as np
 from daydream.optimizations._gradient_collectives import transfers_of
 
 from daydream import Graph, GraphError
@@ -19,12 +19,11 @@ from daydream.costs import (
     floor_ns,
     is_matrix,
     link_bandwidth,
-    names_fit,
+    missing_tables,
     retime,
     retime_untyped,
     say_evidence,
     simulated_times,
-    under_load,
 )
 from daydream.memory import unchanged
 from daydream.transforms import counted, stages
@@ -35,21 +34,22 @@ memory = unchanged
 
 MODEL_ERROR = 0.2  # of kernels whose type is known: `graph_diff.MODEL_ERROR`
 SMALL = 0.005  # of the kernels' time
-NARROW = re.compile(r"^(b?float16|float8|int8)")
 
 
 def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) -> None:
     """Predict the step on another GPU, for example `to="h100"`.
 
-    Kernels are retimed for the device `to` by the roofline: each keeps its share of the peak that bounds
-    it, in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
+    Products and attention in 16 and 8 bits go with what their nearest sizes take on both devices in public
+    tables, where the extra `gpus` is installed. All other kernels are retimed for the device `to` by the
+    roofline: each keeps its share of the peak that bounds it, in arithmetic or in bandwidth, and its fixed
+    cost becomes the other device's. A kernel of few blocks
     goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
     PCIe, others with the memory's bandwidth. Products of unknown element type take the middle of what 32 and
     16 bits give, and the range covers both; 16 bits are bfloat16 where that is what other kernels run in.
     Products in a type that the device has no units for are refused, by shapes or by name. Peaks are the
     vendors' (`costs/devices.py` names its sources), between AMD and NVIDIA the part of them that benchmarks
-    sustain; where that is not published of a device, the range is wider. How well this does between two GPUs
-    is in docs/costs.md.
+    sustain. Between GPUs of other units, products that nobody measured may be off by half. How well this does
+    between two GPUs is in docs/costs.md.
     With `speedup` all kernels and copies within the device take 1/speedup of their time instead.
 
     CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
@@ -80,19 +80,14 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
         retimed = retime(graph, kernels, device=new)
         untyped, middle, off = retime_untyped(graph, kernels, device=new)
         kernels.set(duration_ns=retimed.duration_ns)
-        held = under_load(old, new).doubt
-        if held and len(
-            on_matrix_units := products.where(lambda tasks: names_fit(tasks.dtype, NARROW.search))
-        ):
-            on_matrix_units.doubt(hypot(held, MODEL_ERROR))
-            graph.note(
-                f"How much of their peaks a {old.name} and a {new.name} hold under load is not known of "
-                f"both: products may take {held:.0%} more or less."
-            )
+        known = retimed.doubt > 0
+        if known.any():
+            kernels[known].doubt(retimed.doubt[known])
+            if missing := missing_tables(old, new):
+                graph.note(missing)
         if untyped.any():
             share = retimed.before_ns[untyped].sum() / max(retimed.before_ns.sum(), 1)
-            doubt = (off**2 + MODEL_ERROR**2 + held**2) ** 0.5
-            kernels[untyped].set(duration_ns=middle).doubt(doubt)
+            kernels[untyped].set(duration_ns=middle).doubt(np.hypot(off, MODEL_ERROR))
             say = graph.note if share >= SMALL else graph.facts.rules.append
             say(
                 f"Products of unknown element type take {share:.1%} of the kernels' time: the range covers "

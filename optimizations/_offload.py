@@ -11,6 +11,7 @@ from daydream.costs import Operator, floor_ns, link_bandwidth, nodes_that, opera
 from daydream.memory import (
     BEFORE,
     Allocations,
+    block_of_rows,
     calls_that_made,
     in_phase,
     input_of_parts,
@@ -74,7 +75,12 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
 
 
 def vdnn(
-    graph: Graph, *, layers: Literal["conv", "all"] = "conv", ahead: int = 1, bandwidth: float | None = None
+    graph: Graph,
+    *,
+    layers: Literal["conv", "all"] = "conv",
+    within: str = "*",
+    ahead: int = 1,
+    bandwidth: float | None = None,
 ) -> None:
     """Predict the offloading of feature maps to CPU memory (Daydream, section 5.2).
 
@@ -92,6 +98,7 @@ def vdnn(
 
     Args:
         layers: Offload inputs of convolutions only, or of all.
+        within (GLOB): Modules, by path: blocks.*, or several: blocks.0,blocks.2.
         ahead: Layers to prefetch ahead.
         bandwidth (GB/s): Bandwidth between CPU and GPU.
     """
@@ -101,6 +108,8 @@ def vdnn(
         raise GraphError(f"bandwidth must be above 0 GB/s, not {bandwidth:g}")
     work = graph.select(on="gpu", phase=("forward", "backward"))
     work.need("device work in the forward and backward pass", lacks="device")
+    if within != "*":
+        work = work.group_by(block=within.split(",")).tasks
     fits, words = _layers(layers)
     calls, nodes = makers_and_users(work, operators_that(fits), nodes_that(fits), words)
     nbytes = input_bytes(calls)
@@ -245,9 +254,11 @@ def _hold_encoded(held: Allocations, *, ratio: float) -> None:
     put_away(held, rows, until_next_call(held, rows), back, left=1 / ratio)
 
 
-def _hold_no_inputs(held: Allocations, *, layers: str, ahead: int, **options: Any) -> None:
+def _hold_no_inputs(held: Allocations, *, layers: str, within: str, ahead: int, **options: Any) -> None:
     """Let the inputs of layers be gone between the two passes."""
     call = calls_that_made(held, operators_that(_layers(layers)[0]))
+    if within != "*":
+        call[block_of_rows(held, within.split(","))[0] < 0] = -1
     forward, backward = (
         parts_of(held, (call >= 0) & in_phase(held, phase), held["step"], call)
         for phase in ("forward", "backward")

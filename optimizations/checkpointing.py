@@ -84,7 +84,7 @@ def checkpointing(
     as late. A step whose backward pass the recording lacks saves as little.
 
     Args:
-        layers (GLOB): Modules, by path: blocks.*; by default those that repeat.
+        layers (GLOB): Modules, by path: blocks.*, or blocks.0,blocks.2; by default those that repeat.
         python: Count the CPU time of torch.utils.checkpoint.
         reentrant: Recompute whole blocks (use_reentrant=True).
     """
@@ -343,7 +343,8 @@ def _apply(
     chosen: dict[str, Any] = {}
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in chosen)
-        if path and not inside and fnmatchcase(path.removeprefix("module."), layers):
+        name = path.removeprefix("module.")
+        if path and not inside and any(fnmatchcase(name, each) for each in layers.split(",")):
             chosen[path] = module
     if not chosen:
         raise GraphError(f"the model has no module {layers!r}")
@@ -359,7 +360,7 @@ def _apply(
 
 def _blocks(graph: Graph, layers: str | None) -> str | list[str]:
     repeated = [block for family in repeated_blocks(graph) for block in family]
-    return layers if layers is not None else repeated or "*"
+    return layers.split(",") if layers is not None else repeated or "*"
 
 
 def _with_backward(forward: Groups, backward: Groups) -> tuple[Groups, Groups]:

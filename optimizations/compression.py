@@ -15,7 +15,7 @@ from daydream.optimizations._gradient_collectives import (
 )
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
-from daydream.costs import PROTOCOLS, floor_ns, memory_bandwidth, workers_of
+from daydream.costs import WAYS, floor_ns, memory_bandwidth, workers_of
 from daydream.memory import Allocations, add_copies, gradient_bytes, parts_of
 from daydream.model import BUCKET_MB, MIB, compute_lane, gradients_of, shapes_in
 from daydream.transforms import stages
@@ -28,7 +28,7 @@ INDEX_BYTES = 4
 # momentum correction): momentum (2 read, 1 written), its sum (2, 1), selection (1 read), clearing both (2
 # written).
 COMPRESS_VALUES = 9
-LEAST_NS = min(protocol.base_ns for protocol in PROTOCOLS)  # of any collective, however short
+LEAST_NS = min(way.base_ns for way in WAYS)  # of any collective, however short
 SAVED = 2  # least factor by which factors must be smaller: `min_compression_rate` of torch's PowerSGDState
 UNLIKE = 0.01  # sums of gradients and of their all-reduces that differ by more are of different things
 

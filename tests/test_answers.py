@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "validation"))
-from answer_changes import as_new
 from answer_truths import Truth
 from answers import compare, report
 
@@ -31,16 +30,6 @@ def differences(old, new, kept=None, truths=None, question=QUESTION):
     return found, {row.key: row.owner for row in found.rows}
 
 
-def test_old_keys_have_todays_names():
-    old = {
-        "/predicted_ns": 1,
-        "/as_run/after_ns": 2,
-        "/as_run/low_ns": None,
-        "/optimizations/amp/as_run/after_ns": 3,
-    }
-    assert as_new(old) == {"/predicted_ns": 2, "/changes/amp/predicted_ns": 3}
-
-
 def test_a_difference_that_nobody_owns_is_printed(capsys):
     found, rows = differences(answer(500), answer(600))
     assert rows == {"/predicted_ns": "", "/predicted_low_ns": "", "/predicted_high_ns": ""}
@@ -56,25 +45,6 @@ def test_another_step_is_owned_where_all_answers_are_about_it():
         "",
         "of_one_basis",
     }
-
-
-def test_a_row_of_rank_is_the_whatif_of_its_name():
-    before = {"t": {"rank": {"/optimizations/amp/predicted_ns": 500}, "whatif amp": answer(500)}}
-    now = {"t": {"rank": {"/changes/amp/predicted_ns": 600}, "whatif amp": answer(600)}}
-    owners = {(row.question, row.key): row.owner for row in compare(before, now, {}, {}).rows}
-    assert owners["rank", "/changes/amp/predicted_ns"] == "is_the_whatif"
-    assert not owners["whatif amp", "/predicted_ns"]
-
-
-def test_refusals_crashes_and_lost_answers_are_differences():
-    for new, text in (({"refused": "why"}, "why"), ({"refused": "CRASH IndexError"}, "CRASH IndexError")):
-        found, rows = differences(answer(500), new)
-        assert rows == {"refused": ""}
-        assert found.rows[0].now == text
-        assert found.refused == [0, 1]
-    assert not differences({"refused": 1}, {"refused": "in other words"})[1]
-    assert differences({"refused": 1}, {"refused": "CRASH"})[1] == {"refused": ""}
-    assert [row.now for row in compare({"t": {QUESTION: answer(5)}}, {}, {}, {}).rows] == ["no answer"]
 
 
 def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_interval():

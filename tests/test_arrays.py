@@ -1,24 +1,13 @@
 """Distinct values, numbers and percentiles are those of NumPy, to the last bit, and load no masked arrays."""
 
-import subprocess
-import sys
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daydream.arrays import distinct, distinct_rows, first_of, last_before, lookup, percentile, unique
+from daydream.arrays import distinct, distinct_rows, last_before, percentile
 
 WHOLE = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=60)
 REAL = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=60)
-
-
-@given(WHOLE | st.lists(st.booleans()) | st.lists(st.text(max_size=3)) | REAL)
-def test_distinct_values_are_those_of_numpy(values):
-    found, known = unique(values), np.unique(np.asarray(values))
-
-    assert found.tolist() == known.tolist()
-    assert found.dtype == known.dtype
 
 
 @given(WHOLE | REAL, st.lists(st.floats(0, 100) | st.integers(0, 100), min_size=1, max_size=5))
@@ -46,22 +35,6 @@ def test_values_and_rows_are_numbered_as_numpy_numbers_them(rows, dtype):
     _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
     found = [part.tolist() for part in distinct_rows(list(table.T))]
     assert found == [first.tolist(), place.reshape(-1).tolist()]
-
-
-def test_the_first_of_each_number():
-    assert first_of(np.array([2, 0, 2, 0, 4]), 6).tolist() == [1, -1, 0, -1, 4, -1]
-
-
-def test_masked_arrays_are_not_loaded():
-    program = (
-        "import sys; from daydream.arrays import percentile, unique; "
-        "unique([3, 1, 3]); percentile([1, 2], 30); sys.exit('numpy.ma' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_a_number_is_looked_up_where_it_stands_first():
-    assert lookup(np.array([7, 3, 7]), np.array([7, 3, 5])).tolist() == [0, 1, -1]
 
 
 def test_the_last_row_before_a_time_is_of_its_own_group():

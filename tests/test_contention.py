@@ -46,15 +46,6 @@ def test_the_factor_of_the_machine_is_measured(factor):
     assert found.factor == pytest.approx(factor, rel=0.005)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.2, 1.5])
-def test_the_factor_is_found_where_kernels_vary(factor):
-    machine = Machine(kernel_factor=factor, noise=0.03, steps=10)
-    found = measured_contention(recorded(machine).graph).kernel
-    assert found is not None
-    assert found.factor == pytest.approx(factor, rel=0.03)
-    assert found.low <= found.factor <= found.high
-
-
 @pytest.mark.parametrize("factor", [1.2, 1.8])
 @pytest.mark.parametrize("network", [0.5, 2, 100])
 def test_another_network_meets_the_machine_run_again(factor, network):
@@ -109,24 +100,6 @@ def test_what_a_prediction_was_made_with_is_said():
     assert off.to_json()["contention"]["mode"] == "off"
 
 
-def test_a_prediction_without_transfers_says_nothing_of_contention():
-    found = daydream.whatif(recorded(Machine(every=0)), "scale", on="gpu", factor=0.5)
-    assert found.contention is None
-    assert found.to_json()["contention"] is None
-    assert not [note for note in found.notes if "ontention" in note or "beside" in note]
-
-
-def test_too_little_to_measure_is_said_and_changes_nothing():
-    machine = Machine(kernel_factor=1.5, spread=0)  # in every step the same kernels run beside transfers
-    found = daydream.whatif(recorded(machine), "network", bandwidth_factor=2.0)
-    assert found.contention is not None
-    assert found.contention.note() == (
-        "Contention is not modelled: too few kernels ran during a transfer in one step and alone in another; "
-        "--contention F sets a factor."
-    )
-    assert found.speedup == predicted(machine, 2, contention="off")
-
-
 def test_the_last_pass_is_followed_by_another():
     # Transfers that go on into the next step are slowed by its kernels too: without a pass behind them the
     # last ones would be faster than all others, and steps would never be found to have settled.
@@ -135,15 +108,6 @@ def test_the_last_pass_is_followed_by_another():
     found = daydream.whatif(replay, "tictac", **how)
     assert found.after.settled
     assert found.after.passes <= 5
-
-
-def test_factor_1_is_the_same_as_off():
-    machine = Machine(kernel_factor=1.5)
-    off, one = (
-        daydream.whatif(recorded(machine), "network", bandwidth_factor=0.5, contention=how)
-        for how in ("off", 1.0)
-    )
-    assert (off.timeline.end_ns == one.timeline.end_ns).all()
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,7 @@ def site(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_has_every_optimization_and_public_name(site):
     api = (site / "api.html").read_text(encoding="utf-8")
     there = set(re.findall(r'id="daydream\.(?:[\w.]+\.)?(\w+)"', api))
@@ -286,6 +287,7 @@ def test_the_site_builds_and_has_every_optimization_and_public_name(site):
         assert described - there == set()
 
 
+@pytest.mark.slow
 def test_the_site_asks_no_other_host_for_anything(site):
     loaded = {
         each for path in site.rglob("*.html") for each in Loaded(path.read_text(encoding="utf-8")).found

@@ -1,8 +1,6 @@
 """The evaluation page: rows as CSV, and tables that are computed from them."""
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,27 +39,6 @@ def row(change, measured, predicted, *, recording="a"):
     return dict(zip(evaluate.COLUMNS, [*map(str, cells), "", ""], strict=True))
 
 
-def test_a_question_is_read_as_it_is_typed():
-    asked = "sequence-length+batch-size --factor 0.5 --length 128 --layers h.*"
-    options = {"factor": 0.5, "length": 128, "layers": "h.*"}
-    assert evaluate.typed(asked) == ("sequence-length+batch-size", options)
-    assert evaluate.typed_as("sequence-length+batch-size", options) == asked
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("+12.5%, outside", 0.125),
-        ("-0.30%", -0.003),
-        ("1,236.4", 1236.4),
-        ("1.512x", 1.512),
-        ("", 1.0),
-    ],
-)
-def test_a_number_is_read_as_it_was_written(text, value):
-    assert page.number(text) == pytest.approx(value)
-
-
 def test_a_change_is_the_median_of_its_recordings():
     rows = [
         row("half", 0.50, 0.50),
@@ -85,21 +62,6 @@ def test_pairs_are_ranked_within_a_recording_where_the_measurement_can_tell():
     assert page.ranked(rows) == (3, 5)
 
 
-def test_a_refused_peak_is_a_miss_of_100_percent():
-    case = evaluate.Case("g", "judgement", "A", "x", "amp", {}, ROOT, "memory", 100 * 2**20, 2**20)
-    refused = evaluate.row(evaluate.Answer(case, refused="why"))
-    found = evaluate.row(evaluate.Answer(replace(case, change="y"), 101 * 2**20, 90 * 2**20, 110 * 2**20))
-    *_, line = page.memory([refused, found])
-
-    assert line == "| g | judgement | 2 | 1 | 50.5% | 90.1% | 100.0% (A, x) | 1 of 2 |"
-
-
-def test_an_interval_holds_to_the_byte():
-    case = evaluate.Case("g", "judgement", "A", "x", "amp", {}, ROOT, "memory", 100_000, 1)
-    assert evaluate.Answer(case, 110, 100_000, 100_010).inside
-    assert not evaluate.Answer(case, 100_040, 100_040, 100_040).inside
-
-
 def test_the_page_shows_what_the_rows_give():
     text = page.PAGE.read_text(encoding="utf-8")
     for name, lines in page.tables(page.ROWS):
@@ -112,19 +74,6 @@ def test_figures_of_the_readme_are_those_of_the_rows():
     text = " ".join(page.README.read_text(encoding="utf-8").split())
     for name, sentence in page.of_readme(shown, page.ROWS):
         assert sentence in text, name
-
-
-def test_a_figure_that_differs_is_named_and_ends_judge_with_one(monkeypatch, capsys):
-    monkeypatch.setattr(page, "recomputed", lambda *_: iter(()))
-    monkeypatch.setattr(
-        page, "_beside", lambda _: iter([("a row", ("1.2%", "1.2%")), ("a median", ("2.5%", "2.6%"))])
-    )
-    monkeypatch.setattr(page, "of_readme", lambda *_: [("no such sentence", "exactly 17 errors of 3.5%")])
-    assert page.judge(None) == 1
-    out = capsys.readouterr().out
-    assert "equal       a row: 1.2%\n" in out
-    assert "DIFFERENT   a median: 2.5% | now 2.6%\n" in out
-    assert "DIFFERENT   README, no such sentence: not there | now exactly 17 errors of 3.5%\n" in out
 
 
 # -- what was measured ----------------------------------------------------------------------------------
@@ -147,16 +96,6 @@ def test_peaks_of_memory_are_predicted_from_the_trace_of_the_unchanged_step():
     assert all(abs(one.error) < 0.06 for one in found)
 
 
-def test_all_ways_to_measure_a_peak_agree():
-    recordings = json.loads((ROOT / "validation/memory_peaks/peaks.json").read_text())["recordings"].values()
-    peaks = [one for each in recordings for one in each["peaks"].values()]
-    alone = [one for one in peaks if one.get("options", {}).get("workers", 1) == 1]
-    assert len(alone) == 96
-    for one in alone:  # twice by the profiler, once below torch; nothing is held but tensors that are known
-        assert one["peak_bytes"] == one["again_bytes"] == one["counted_bytes"] == max(one["steps_bytes"])
-        assert one["held_by_no_tensor_bytes"] == 0
-
-
 # -- ranges: fitted on some models, judged on another -------------------------------------------------
 
 
@@ -171,41 +110,11 @@ def test_an_error_is_what_the_range_needs_to_hold_nine_pairs_of_ten():
     assert errors["moved"] == pytest.approx(0.2)  # no pair shows it: the largest of the others
 
 
-def test_sorts_that_mix_share_what_holds_nine_pairs_of_ten_in_the_narrowest_ranges():
-    # 20 % of what is computed hold nine; the tenth pair is left outside.
-    computed = [pair("a", error=0.1, computed=0.5, moved=0.4) for _ in range(9)]
-    errors = ranges.fit([*computed, pair("a", error=0.9, computed=0.5, moved=0.4)])
-    assert errors["computed"] == pytest.approx(0.2)
-    assert errors["moved"] == pytest.approx(0.2)  # no pair is mostly of it: the largest of the others
-    errors = ranges.fit([*computed, *[pair("a", error=0.01, moved=1.0)] * 9])
-    assert errors["moved"] == pytest.approx(0.01)  # the median miss
-    assert errors["computed"] == pytest.approx(0.2)
-
-
-def test_what_the_recording_leaves_open_is_no_error_of_the_models():
-    # 5 % in all, of which 3 % are how steps vary: 4 % of a step that is affected as a whole
-    one = [pair("a", error=0.05, other=0.03, transfers=1.0)]
-    assert ranges.fit(one)["transfers"] == pytest.approx(0.05)  # no less than the median miss
-    three = [pair("a", error=error, other=0.03, transfers=1.0) for error in (0.0, 0.0, 0.05)]
-    assert ranges.fit(three)["transfers"] == pytest.approx(0.8 * 0.04)  # the 90 % quantile of 0, 0 and 4 %
-
-
-def test_hidden_time_tells_nothing_of_an_error():
-    hidden = [pair("a", error=0.3, transfers=0.001)] * 5
-    assert ranges.fit([*hidden, pair("a", error=0.05, transfers=0.5)])["transfers"] == pytest.approx(0.1)
-
-
 def test_no_pair_is_judged_by_an_error_that_it_helped_to_fit():
     pairs = [pair("a", error=0.1, kernels=0.5), pair("b", error=0.2, kernels=0.5)]
     (a, of_a, mine), (b, of_b, others) = ranges.held_out(pairs)
     assert (a, of_a["kernels"], mine) == ("a", pytest.approx(0.4), pairs[:1])
     assert (b, of_b["kernels"], others) == ("b", pytest.approx(0.2), pairs[1:])
-
-
-def test_the_last_row_is_judged_by_the_errors_that_ship():
-    (_, rows), _ = ranges.tables([pair("a", error=0.5, moved=0.5), pair("b", error=0.0, moved=0.5)])
-    assert rows[-1]["left out"] == "none: as shipped"
-    assert (rows[-1]["inside"], rows[-1]["pairs"]) == ("1", "2")
 
 
 # -- the command ----------------------------------------------------------------------------------------

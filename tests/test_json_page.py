@@ -44,10 +44,3 @@ def test_a_copy_of_a_record_has_what_it_was_made_from():
     found = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
     assert copy.copy(found).bound == found.bound
     assert found.code == found.to_json()["code"] == "torch.optim.Adam(parameters, fused=True)"
-
-
-def test_notes_of_a_ranking_are_its_own():
-    replay = daydream.replay("examples/mlp_cpu.json.gz")
-    ranking = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False)
-    ranking.notes.append("a note of the user's")
-    assert "a note of the user's" not in replay.notes

@@ -5,7 +5,6 @@ import pickle
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from machine.programs import PROGRAMS
@@ -97,6 +96,7 @@ def test_processes_answer_in_the_order_of_the_items(capfd):
     assert capfd.readouterr().out == ""  # what a worker prints is no part of a result
 
 
+@pytest.mark.slow
 def test_dask_answers_in_the_order_of_the_items():
     need_dask()
     found = map_on("dask:2", adding, 100, range(50))
@@ -215,33 +215,6 @@ def test_without_dask_the_engine_says_what_to_install(monkeypatch):
         engine_of("dask:2")
 
 
-@pytest.mark.slow
-def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
-    need_dask()
-    monkeypatch.setattr("daydream.parallel.ANSWER_S", 1)
-
-    with pytest.raises(DaydreamError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 "):
-        map_on("dask:tcp://127.0.0.1:1", adding, 1, [1])
-
-
-@pytest.mark.slow
-def test_a_scheduler_without_workers_is_told():
-    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
-    with (
-        distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
-        pytest.raises(DaydreamError, match="has no workers"),
-    ):
-        map_on(f"dask:{cluster.scheduler_address}", adding, 1, [1])
-
-
-@pytest.mark.slow
-def test_workers_with_another_version_are_told(scheduler, monkeypatch):
-    monkeypatch.setattr("daydream.__version__", "99.0")
-
-    with pytest.raises(DaydreamError, match=r"have daydream .*, this machine has 99\.0; install the same"):
-        map_on(f"dask:{scheduler}", adding, 1, [1])
-
-
 # Ranks that are read side by side -------------------------------------------------------------------
 
 
@@ -262,20 +235,6 @@ def all_of(trace):
 def test_ranks_read_by_processes_are_the_same_trace(ranks):
     here, there = (daydream.load(ranks, ranks=[5, 3, 8], engine=each) for each in ("local", "processes:2"))
     assert all_of(here) == all_of(there)
-
-
-def test_a_rank_that_cannot_be_read_is_the_same_error(ranks, tmp_path):
-    for path in ranks.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    Path(tmp_path / "rank1.json").write_text('{"traceEvents": [', encoding="utf-8")
-    said = []
-    for engine in ("local", "processes:2"):
-        with pytest.raises(TraceError) as error:
-            daydream.load(tmp_path, engine=engine)
-        said.append(str(error.value))
-
-    assert "rank1.json" in said[0]
-    assert said[0] == said[1]
 
 
 def test_a_file_that_a_worker_elsewhere_does_not_see_is_told(tmp_path):

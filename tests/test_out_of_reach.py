@@ -46,20 +46,6 @@ def test_a_change_that_reaches_replays_or_no_device_work_says_nothing():
     assert cpu.to_json()["left_in_replays_ns"] is None
 
 
-def test_a_change_of_transfers_leaves_no_kernels_out():
-    nodes = [kernel("a", 41, 101, 2, phase="forward")]
-    transfer = launched("ncclKernel", 0, 10, 40, kind="collective", phase="forward")
-    replay = one_step(transfer, call("cudaGraphLaunch", 6, 12, 2), nodes, op("end", 160, 165), end=165.0)
-    answer = daydream.whatif(replay, "scale", kind="collective", factor=0.5)
-    assert answer.affected.transfers == 15_000  # half of 30 us
-    assert answer.left_out is None
-
-    def compressed(graph):
-        graph.select(kind="collective").set(kind="kernel", duration_ns=10_000)
-
-    assert daydream.whatif(replay, compressed).left_out is None
-
-
 def waiting(begin):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
     rows = [launched("a", 0, 10, 20), launched("b", begin, begin + 10, begin + 20, tid=2)]
@@ -73,12 +59,6 @@ def test_a_step_that_waits_for_recorded_starts_says_how_much_of_it_cannot_move()
     assert answer.held.startswith("80% of the step cannot move")
     assert answer.held in likely_text(answer)
     assert answer.uncertainty.unknown == pytest.approx(min(80_000, answer.affected.together))
-
-
-def test_a_step_that_hardly_waits_for_them_does_not():
-    answer = daydream.whatif(decoding(), "scale", on="gpu", factor=0.5)
-    assert answer.held is None
-    assert "cannot move" not in likely_text(answer)
 
 
 def model(call_of, *, unplaced):

@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
-HOME = "https://github.com/daydream-sim/daydream"
 HIDDEN = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / ".pre-commit-config.yaml", ROOT / "mkdocs.yml", *(ROOT / ".github").rglob("*.yml")]
@@ -48,11 +47,6 @@ def test_a_workflow_may_read_only_and_names_a_version_of_what_it_uses(name):
 
     assert loaded(name)["permissions"] == {"contents": "read"}
     assert [each for each in actions if not re.search(r"@(v\d+|release/v\d+)$", each)] == []
-
-
-def test_ci_runs_what_a_contributor_runs():
-    assert (ROOT / ".ci" / "run").exists()
-    assert {"run": ".ci/run"} in steps(".github/workflows/ci.yml")
 
 
 def test_only_the_job_that_publishes_may_ask_for_a_token():

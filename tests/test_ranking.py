@@ -13,7 +13,6 @@ from view_text import view_text
 import daydream
 from daydream import GraphError, NotApplicableError
 from daydream.costs.kernel_names import family
-from daydream.transforms import stages
 from daydream.transforms.registry import describe, names
 
 
@@ -70,30 +69,6 @@ def test_each_says_what_decides_then(ranking):
     assert daydream.explain(ranking.replay).bound == "turns"
 
 
-def test_parameter_servers_are_not_ranked_for_one_process():
-    alone = daydream.rank(steps(), pairs=0, with_curves=False)
-    assert "several processes" in alone.left_out["p3"]
-    assert "several processes" in alone.left_out["tictac"]
-
-    asked = daydream.rank(steps(), ["p3"], pairs=0, with_curves=False)  # by name: it is answered or refused
-    assert "several processes" not in asked.left_out.get("p3", "")
-
-
-def test_the_line_of_code_stands_beside_a_rank(tmp_path):
-    (tmp_path / "halve_data.py").write_text(
-        'CODE = "DataLoader(dataset, num_workers=4)"\n\n'
-        'def halve_data(graph):\n    graph.select(name="data").scale(0.5)\n'
-    )
-    ranking = daydream.rank(steps(), [str(tmp_path / "halve_data.py"), halve_long], pairs=0)
-
-    codes = {each.optimization: each.code for each in ranking.optimizations}
-    assert codes == {"halve-data": "DataLoader(dataset, num_workers=4)", "halve-long": None}
-    assert ranking.to_json()["changes"][0]["code"] == codes["halve-data"]
-    lines = view_text(ranking, top=3).splitlines()
-    row = next(at for at, line in enumerate(lines) if line.startswith("  halve-data  "))
-    assert lines[row + 1] == "      DataLoader(dataset, num_workers=4)"
-
-
 def test_the_best_are_tried_together(ranking):
     found = [(each.optimization, each.saving_ns) for each in ranking.pairs]
     assert found == [("halve-data+halve-long", 31_000)]
@@ -120,13 +95,6 @@ def test_curves_show_where_it_stops_paying(ranking):
     assert (short.own_ns, short.knee, short.saving_ns) == (40_000, None, 0)
 
 
-def test_curves_are_sorted_by_what_the_part_costs(ranking):
-    savings = [curve.saving_ns for curve in ranking.curves]
-
-    assert savings == sorted(savings, reverse=True)
-    assert ranking.curves == daydream.curves(ranking.replay)
-
-
 def test_a_point_of_a_curve_is_the_what_if_with_that_factor(ranking):
     for curve in ranking.curves:
         if curve.sort not in {"operator", "kernel"}:
@@ -137,39 +105,12 @@ def test_a_point_of_a_curve_is_the_what_if_with_that_factor(ranking):
             assert step_ns == daydream.whatif(ranking.replay, "scale", **asked).predicted_ns
 
 
-def test_what_takes_more_than_a_change_of_code_is_marked(ranking):
-    def faster(graph):
-        graph.select(on="gpu").scale(0.5)
-
-    def marked(stage):
-        optimization = replace(describe(faster), stage=stage)
-        return daydream.rank(ranking.replay, [optimization], with_curves=False).optimizations[0].needs
-
-    assert marked(stages.HARDWARE) == "other hardware"
-    assert marked(stages.WORK) == "other work"
-    assert marked(stages.FUSION) is None
-
-
-def test_other_hardware_is_not_tried_in_pairs(ranking):
-    chosen = [replace(describe(halve_long), stage=stages.HARDWARE), halve_data]
-
-    assert daydream.rank(ranking.replay, chosen, with_curves=False).pairs == []
-
-
 def test_two_that_exclude_each_other_are_no_pair(ranking):
     chosen = [replace(describe(halve_long), excludes=frozenset({"halve-data"})), halve_data]
     found = daydream.rank(ranking.replay, chosen, with_curves=False)
 
     assert found.pairs == []
     assert "exclude each other" in found.left_out["halve-data+halve-long"]
-
-
-def test_which_of_two_names_of_one_change_is_kept_does_not_depend_on_their_order():
-    trace = "examples/synthetic_gpt_gpu.json.gz"
-    found = daydream.rank(trace, ["autocast", "amp"], pairs=0, with_curves=False)
-
-    assert found.left_out == {"autocast": "the same change as amp in this trace"}
-    assert (found.pairs, found.curves) == ([], [])
 
 
 def test_a_trace_without_steps_is_refused():
@@ -221,15 +162,6 @@ def test_what_hardly_changes_the_step_is_no_gain(ranking):
     assert "\n  slower: slow-data 0.76x\n  no gain: hardly\n" in screen
 
 
-def test_a_small_gain_is_told_once(ranking):
-    def little(graph):
-        graph.select(name="data").scale(0.99)  # 0.32 of 100 are saved: 1.00x, and no gain it is not
-
-    screen = view_text(daydream.rank(ranking.replay, [little], with_curves=False), top=1, verbose=True)
-    assert "  little  " in screen
-    assert "no gain" not in screen
-
-
 def test_it_becomes_a_data_frame(ranking):
     pytest.importorskip("pandas")
     frame = ranking.to_pandas()
@@ -274,14 +206,3 @@ def test_of_two_that_are_the_same_change_one_is_left_out():
     assert [each.optimization for each in ranking.optimizations] == ["apart", "other", "slower"]
     assert ranking.left_out["one"] == "the same change as other in this trace"
     assert not any("one" in pair.optimization.split("+") for pair in ranking.pairs)
-
-
-def test_a_trace_to_which_nothing_applies():
-    on_cpu = trace([op("data", 100 * n, 100 * n + 90) for n in range(3)], steps=(0, 100, 200, 300))
-    ranking = daydream.rank(on_cpu, ["amp", "fused-adam"])
-
-    assert ranking.optimizations == ranking.pairs == []
-    assert set(ranking.left_out) == {"amp", "fused-adam"}
-    assert all(ranking.left_out.values())
-    assert repr(ranking) == "<Ranking of 0 optimizations>"
-    assert ranking.bound == "CPU"

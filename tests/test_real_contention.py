@@ -1,8 +1,6 @@
 """Contention in public traces of several GPUs: what is measured, and what it changes."""
 
-import numpy as np
 import pytest
-from graph.small_graphs import kernels
 from shared import shared_replay
 
 import daydream
@@ -20,24 +18,6 @@ def test_kernels_are_slower_in_the_steps_in_which_a_transfer_runs_beside_them(na
     assert found is not None
     assert least < found.low < found.factor < found.high < most
     assert found.places > 50
-
-
-@pytest.mark.parametrize("name", [A100_DDP, V100_RECSYS])
-def test_the_same_kernels_alone_in_two_steps_take_equally_long(name):
-    # The same comparison between steps with no transfer in either: what is measured is not the step.
-    graph = shared_replay(name).graph
-    work = kernels(graph).where(lambda tasks: tasks.row >= 0)
-    start, took = work.measured_start_ns, work.measured_duration_ns
-    moving = graph.select(kind="collective")
-    begin, end = moving.measured_start_ns, moving.measured_start_ns + moving.measured_duration_ns
-    met = (begin[:, None] < start + took) & (end[:, None] > start)
-    alone = ~met.any(axis=0)
-    first, second = (np.flatnonzero(work.step == step) for step in (1, 2))
-    assert len(first) == len(second)  # the same program in both
-    both = alone[first] & alone[second] & (work.name[first] == work.name[second])
-    both &= took[first] >= 20_000
-    assert both.sum() > 50
-    assert took[second[both]].sum() == pytest.approx(took[first[both]].sum(), rel=0.01)
 
 
 def test_kernels_that_run_beside_a_transfer_in_every_step_show_nothing():

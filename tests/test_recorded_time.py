@@ -54,13 +54,6 @@ def test_what_lies_in_no_step_is_named():
     assert found.to_json()["outside"][1]["longest"] == [{"name": "evaluate", "duration_ns": 280 * MS}]
 
 
-def test_a_recording_of_steps_alone_needs_no_note():
-    found = recorded_time(recorded([("step", 390, 710)], STEPS))
-    assert found is not None
-    assert found.covered_share == 0.625
-    assert found.note() is None
-
-
 def test_a_stall_between_steps_is_named():
     steps = [(0, 100, False), (100, 200, True), (400, 500, True)]
     found = recorded_time(recorded([("run", 0, 500), ("save", 210, 380)], steps))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from graph.small_traces import note, op, trace
 from machine.programs import PROGRAMS
-from pyarrow.parquet import ParquetFile
 
 import daydream
 from daydream.errors import TraceError
@@ -76,42 +75,6 @@ def test_a_file_holds_of_a_range_what_the_trace_does(recorded, save, steps):
     assert "held_before" not in found.metadata
 
 
-def test_the_range_of_all_steps_is_the_trace(recorded, save):
-    path = save(recorded)
-
-    assert recorded.of_steps(f"0:{STEPS}") is recorded
-    found = daydream.load(path, steps=":")
-    assert values(found) == values(recorded)
-    assert found.metadata == daydream.load(path).metadata
-    assert found.memory is not None
-
-
-def test_only_row_groups_of_the_steps_are_read(recorded, save):
-    path = save(recorded)
-    whole = daydream.load(path, steps="5:7")  # and the step before them
-    with ParquetFile(path) as file:
-        groups = [file.metadata.row_group(number).column(0) for number in range(file.metadata.num_row_groups)]
-    assert len(groups) > 2 * STEPS
-    begins = [column.dictionary_page_offset or column.data_page_offset for column in groups]
-    content = bytearray(path.read_bytes())
-    content[4 : begins[len(groups) // 4]] = bytes(begins[len(groups) // 4] - 4)  # the first quarter is lost
-    path.write_bytes(content)
-
-    assert values(daydream.load(path, steps="5:7")) == values(whole)
-    with pytest.raises(TraceError, match="not a readable parquet file"):
-        daydream.load(path)
-
-
-def test_a_file_that_says_nothing_of_its_row_groups_is_read_whole(recorded, tmp_path):
-    from pyarrow import Table
-    from pyarrow.parquet import write_table
-
-    batch = recorded.to_arrow()
-    write_table(Table.from_batches([batch]), tmp_path / "bare.parquet", write_statistics=False)
-
-    assert values(daydream.load(tmp_path / "bare.parquet", steps="5:7")) == values(recorded.of_steps("5:7"))
-
-
 def test_the_step_before_a_range_is_kept_but_not_covered(recorded):
     found = recorded.of_steps("5:7")
 
@@ -130,19 +93,6 @@ def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded):
     for step in found.steps:
         assert step.measured_ns == whole[step.name].measured_ns
         assert abs(step.error) <= 0.001
-
-
-def test_parents_that_are_not_kept_are_unknown(recorded, tmp_path):
-    found = recorded.of_steps("5:7")
-    kept = np.flatnonzero(np.isin(recorded["start_ns"], found["start_ns"]))
-
-    found.check(tmp_path)  # a promise of a trace: parents are rows around their children
-    assert (found["parent"] >= 0).any()
-    name = {row: (recorded["start_ns"][row], recorded.values("name", [row])) for row in kept}
-    for row, parent in enumerate(found["parent"].tolist()):
-        if parent >= 0:
-            assert (found["start_ns"][parent], found.values("name", [parent])) in name.values()
-            assert found.values("kind", [parent])[0] in ("operator", "annotation", "runtime", "module"), row
 
 
 def test_each_rank_counts_its_own_steps(tmp_path):

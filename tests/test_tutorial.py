@@ -9,12 +9,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from cli.command_line import daydream
 
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient, one of the test extra")
 nbformat = pytest.importorskip("nbformat", reason="needs nbformat, one of the test extra")
@@ -135,14 +135,9 @@ def test_its_optimization_is_short_and_runs_from_the_command_line(stored, folder
 
     command = ["whatif", "./mine/adam8bit.py", "--trace", TRACE, "--json"]
     answers = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-m", "daydream", *command, "--parameters", str(millions)],
-                cwd=folder, capture_output=True, check=True, text=True,
-            ).stdout
-        )
+        json.loads(daydream(*command, "--parameters", str(millions), folder=folder).out)
         for millions in (55, 110)
-    ]  # fmt: skip
+    ]
 
     code = source.split('"""')[-1].strip().splitlines()
     assert len(code) <= 10

@@ -1,12 +1,10 @@
 """Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
 
-import numpy as np
 import pytest
 from long_recording import SOME, STEPS
 
 import daydream
 from daydream.trace import step_range as module
-from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.step_range import TypicalRun, typical_run
 
 ROWS = 500_000  # a run of 200,000 of them is enough: two steps of five
@@ -44,50 +42,9 @@ def test_what_comes_now_and_then_is_in_the_run_as_often_as_in_the_recording():
     assert run == TypicalRun(60, 100, 100, 0.0)
 
 
-def test_a_slow_half_is_in_the_run_by_half():
-    """Steps 50 to 99 take 30, the others 10: of 40 steps, those from 30 on hold 20 of each."""
-    assert typical_run(recording([10] * 50 + [30] * 50), ROWS) == TypicalRun(30, 70, 100, 0.0)
-
-
 def test_where_no_run_is_like_all_steps_all_are_looked_at():
     """One step takes 1000, 99 take 10: with it every run is longer by more than 1 %, without it shorter."""
     assert typical_run(recording([10] * 50 + [1000] + [10] * 49), ROWS) is None
-
-
-def test_a_longer_run_is_taken_where_a_short_one_is_not_like_all():
-    """Steps take 10 and 11 in turn, every 25th 14: the mean is 10.64.
-
-    Four steps without one of 14 take 10.5, 1.3 % less, with one 11.25 or more; five may take 10.6.
-    """
-    times = [14 if place % 25 == 12 else 10 + place % 2 for place in range(100)]
-    run = typical_run(recording(times), 100 * ROWS)
-
-    assert run is not None
-    assert run.end - run.first == 5
-    assert times[run.first : run.end] == [11, 10, 11, 10, 11]
-    assert run.off == pytest.approx(1 - 10.6 / 10.64)
-
-
-def test_steps_that_are_not_covered_count_neither_way():
-    """The first ten take 1000 and are not covered: the mean of all is 10."""
-    assert typical_run(recording([1000] * 10 + [10] * 90, without=range(10)), ROWS) == TypicalRun(
-        60, 100, 100, 0.0
-    )
-
-
-def test_a_run_holds_four_covered_steps():
-    """Every other step is covered, so that the shortest run is of seven steps at least."""
-    run = typical_run(recording([10] * 100, without=range(0, 100, 2)), 100 * ROWS)
-
-    assert run is not None
-    assert 4 <= sum(place % 2 for place in range(run.first, run.end)) <= 5
-
-
-def test_ranks_are_judged_together():
-    """One rank takes 20, the other 10 and later 30: of 40 steps, those from 30 on are like all."""
-    run = typical_run(recording([20] * 100, [10] * 50 + [30] * 50), ROWS)
-
-    assert run == TypicalRun(30, 70, 100, 0.0)
 
 
 def test_ranks_of_different_numbers_of_steps_are_looked_at_whole():
@@ -116,23 +73,10 @@ def test_a_file_is_read_as_its_trace_is_cut(long):
     assert found.metadata["notes"][-1] == found.metadata["typical_run"]
 
 
-def test_a_profilers_file_is_cut_likewise(long):
-    assert covered(daydream.load(long.with_suffix(".json"), steps="typical")) == SOME
-
-
 def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long):
     assert covered(daydream.load(long)) >= STEPS - 2
     assert len(daydream.replay(daydream.load(long)).steps) >= STEPS - 2
     assert len(daydream.replay(long).steps) == SOME
-
-
-def test_a_recording_of_memory_is_whole(long, tmp_path):
-    trace = daydream.load(long)
-    trace.memory = MemoryEvents({"time_ns": np.arange(5), "bytes": np.full(5, 512)})
-    trace.save(tmp_path / "memory.parquet")
-
-    assert trace.of_steps("typical") is trace
-    assert daydream.load(tmp_path / "memory.parquet", steps="typical").memory is not None
 
 
 @pytest.mark.parametrize("name", ["amp", "cuda-graphs"])

@@ -11,7 +11,7 @@ from daydream import Graph
 from daydream.graph.tables import Facts
 from daydream.predict.basis import variation
 from daydream.predict.graph_diff import MODEL_ERROR, Affected, GraphDiff
-from daydream.predict.interval import Uncertainty, unknown_ns
+from daydream.predict.interval import unknown_ns
 
 #  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
 LENGTHS = (100, 102, 100, 98)
@@ -79,27 +79,6 @@ def test_steps_of_other_work_do_not_make_the_mean_uncertain():
     kinds = [[90, 90, 100, 110, 110], [180, 180, 200, 220, 220]]
     assert variation([[100, 100, 100], [200]]) == 0.0
     assert variation(kinds) == pytest.approx(1.860 * sqrt(4 * (100 + 400) / 8) / sqrt(10) / 150)
-
-
-def test_the_normal_quantile_follows_upon_the_table_of_few_steps():
-    ten, eleven = (variation([[90, 110] * 5 + [100] * extra]) for extra in (0, 1))
-    assert 0.9 < eleven / ten < 1.0
-
-
-def test_what_a_change_takes_away_varies_no_more():
-    replay = daydream.replay(steps_of_one_thread())
-    kept = daydream.whatif(replay, lambda graph: graph.select(name="^work").set(duration_ns=60_000))
-    # "rest" is what differs: without it the steps are alike, and their mean is known
-    gone = daydream.whatif(replay, lambda graph: graph.select(name="^rest").scale(0))
-
-    assert kept.uncertainty.variation > 0
-    assert gone.uncertainty.variation == 0
-
-
-def test_errors_of_several_sorts_add_as_independent_ones_do():
-    assert hypot(*Affected().errors_ns) == 0.0
-    found = Affected(copied=30.0, waits=10.0, kernels=5.0, doubt=1.0)
-    assert hypot(*found.errors_ns) == pytest.approx(hypot(0.14 * 10, 0.08 * 30, 0.20 * 5 + 1))
 
 
 def test_what_has_no_known_cause_carries_a_step_no_further_than_the_change_moves_it():
@@ -207,16 +186,6 @@ def test_all_of_the_transfers_of_one_rank_may_be_waiting_for_peers():
     assert given.predicted_high_ns < given.replayed_ns
 
 
-def test_causes_are_said_in_order_of_their_weight():
-    found = Uncertainty(variation=10.0, replay=0.0, model=50.0, unknown=0.1, waiting=0.4)
-    assert found.words(1_000) == "model error 5.0%, step-to-step variation 1.0%"
-    assert found.ends(70) == pytest.approx([70 - hypot(10, 50, 0.1), 70 + hypot(10, 50, 0.1, 0.4)])
-    assert found.whole_ns() == {
-        "variation": 10, "replay": 0, "model": 50, "unknown": 0, "rerun": 0, "recording": 0,
-        "waiting": 0,
-    }  # fmt: skip
-
-
 # -- what a change touches ---------------------------------------------------------------------------
 
 
@@ -309,12 +278,6 @@ def test_what_stays_hidden_does_not_widen_the_range():
     assert decides.uncertainty.model == pytest.approx(MODEL_ERROR["moved"] * 16_000, abs=1)
 
 
-def test_a_step_of_nothing_has_a_range_in_time_all_the_same():
-    comparison = daydream.whatif(steps_of_one_thread(), lambda g: g.select().scale(0, gaps=True))
-    assert (comparison.predicted_ns, comparison.predicted_low_ns) == (0, 0)
-    assert comparison.predicted_high_ns > 0
-
-
 # -- an answer knows its worth -----------------------------------------------------------------------
 
 
@@ -330,13 +293,6 @@ def test_a_range_that_reaches_from_nothing_to_the_step_as_it_is_is_no_answer():
     assert document["reason"] == comparison.reason
     assert all(step["predicted_ns"] is None for step in document["steps"])
     assert "cannot be predicted" in repr(comparison)
-
-
-def test_a_range_that_says_which_way_the_step_goes_is_an_answer():
-    comparison = daydream.whatif(steps_of_one_thread(), halve("^work"))
-
-    assert comparison.reason is None
-    assert comparison.predicted_ns == comparison.simulated_ns
 
 
 def test_a_lane_that_a_change_empties_is_missed_nowhere():

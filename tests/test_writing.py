@@ -22,13 +22,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_written_whole_and_nothing_else_is_left(tmp_path):
-    write_whole(tmp_path / "out", text("all of it"))
-
-    assert (tmp_path / "out").read_text() == "all of it"
-    assert names(tmp_path) == ["out"]
-
-
 def test_what_fails_on_the_way_leaves_nothing(tmp_path):
     def fail(temporary):
         Path(temporary).write_text("half")

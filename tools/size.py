@@ -37,9 +37,10 @@ BUDGETS = {
     "reading and recording": Budget(133_680, 79, 9.50),
     "knowledge": Budget(201_023, 104, 10.74),
     "surface": Budget(105_600, 70, 9.70),
-    "world": Budget(11_700, 8, 10.2),
+    "world": Budget(3_110, 4, 9.91),
+    "plan": Budget(10_500, 9, 10.87),
     "product": Budget(552_920, 312, 10.10),
-    "tests": Budget(465_620, 356, 10.87),
+    "tests": Budget(387_370, 330, 10.66),
     "benchmarks, validation, tools": Budget(6_425, 41, 0.00),
     "README and docs": Budget(36_075, 34, 0.00),
     "C": Budget(186, 2, 0.00),
@@ -50,6 +51,7 @@ ROOMS = {  # the folders of `daydream/`; its loose files are of reading and reco
     "reading and recording": ("collect", "trace", "handles", "files", "parallel", "trainers"),
     "knowledge": ("costs", "model", "memory", "optimizations", "calibration"),
     "world": ("world",),
+    "plan": ("plan",),
     "surface": ("report", "cli", "agents", "tools", "integrations", "instrument"),
 }
 WHAT = "tokens (lines, words)", "files", "tokens a line"

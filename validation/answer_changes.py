@@ -28,15 +28,10 @@ KEYS = {  # now: once, if it was there and not null; at any depth
 PLACES = {"/optimizations/": "/changes/"}  # parts of paths
 GONE = "as_run|unprofiled_|anchored|beside|group|recording_cost|saving_ns$|profiled$"  # nothing is in their place
 LOST = re.compile(f"/({GONE})|by_bound")
-CALIBRATED = {
-    ("validation/cpu/MLP-1.parquet", "whatif pruning"),
-    ("validation/cpu/MLP-1.parquet", "whatif quantize"),
-    ("validation/compiled/MLP-128-breaks-1.parquet", "whatif quantize"),
-}
-SIDES = {
-    "without_device": "whatif scale --on gpu --factor 0.0",
-    "without_cpu": "whatif scale --on cpu --factor 0.0",
-}
+MLP, BREAKS = "validation/cpu/MLP-1.parquet", "validation/compiled/MLP-128-breaks-1.parquet"
+CALIBRATED = {(MLP, "whatif pruning"), (MLP, "whatif quantize"), (BREAKS, "whatif quantize")}
+SCALED = "whatif scale --on {} --factor 0.0"
+SIDES = {"without_device": SCALED.format("gpu"), "without_cpu": SCALED.format("cpu")}
 
 
 def as_new(answer: Answer) -> Answer:
@@ -325,6 +320,11 @@ def begins_otherwise(row: Row) -> bool:
     )
 
 
+def by_nccls_choice(row: Row) -> bool:
+    """Collectives take NCCL's choice, judged on measured tables (docs/distributed.md): by up to 12 %."""
+    return ("--cluster" in row.question or row.question == "scaling") and row.is_now(row.before, 0.12)
+
+
 def _of_its_own(answer: Answer) -> Answer:
     """Return the answer about a step that was given, without what is said of another step, by today's keys."""
     return as_new({path: value for path, value in answer.items() if "/as_run" not in path})
@@ -335,5 +335,5 @@ OWNERS: tuple[Callable[[Row], bool], ...] = (
     ends_steps_by_its_own_times, amp_is_autocast, ends_on_top_of_a_change, not_offered, as_the_tables_say,
     an_option_was_not_given, one_step_has_no_variation, calibrated_once, reserved_as_recorded,
     memory_left_as_it_is, late_starts, read_as_recorded, who_was_blocked, read_both_ways, loading_is_no_cpu_work,
-    begins_otherwise, by_corrections_that_pay,
+    begins_otherwise, by_corrections_that_pay, by_nccls_choice,
 )  # fmt: skip

@@ -9,7 +9,7 @@
 | `ANOTHER_RUN`: of the device | ViT, U-Net | fitted here on the other: kernels that a change leaves alone |
 | `ANOTHER_RUN`: of the CPU | GPT | the U-Net's on four GPUs: 2 %, as the device's |
 
-Thresholds of waits were fed by them, too (`thresholds.py`).
+Thresholds of waits were fed by them, too (`docs/evaluation/thresholds.csv`).
 """
 
 from __future__ import annotations

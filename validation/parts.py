@@ -1,22 +1,15 @@
-"""The parts of a prediction, each judged by itself: collectives, contention, kernels at another size, tools' code.
+"""The parts of a prediction, each judged by itself: collectives, contention, kernels at another size.
 
 Tables of `evaluate.py`. Nothing is fitted to what is judged here.
 """
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from size import size
 
 import daydream
 from daydream.costs import retime, work
@@ -34,13 +27,6 @@ SEVERAL = (  # recordings of several ranks
 )  # fmt: skip
 PARTICLES = "kineto/a100_particle_transformer_forward_batch{}.json.gz"
 SMALL, LARGE = (8, 43), (128, 128)  # batch and length of its two traces
-TOOLS, BY_HAND = ROOT / "daydream" / "instrument" / "tools.py", Path(__file__).with_name("by_hand.py")
-OF = {  # what a tool is made of
-    "tracing": ["Tracing"], "sparsity": ["Sparsity"], "pruning": ["mask_of", "Pruning"],
-    "quantization": ["scale_of", "rounded", "FakeQuantization"], "statistics": ["ActivationStatistics"],
-    "rematerialization": ["Rematerialization"], "replacing": ["Replacing"],
-    "effective_path": ["EffectivePath"], "mapping": ["Mapping"],
-}  # fmt: skip
 
 
 def collectives(traces: Path | None) -> Iterator[Table]:
@@ -137,26 +123,6 @@ def _alike(here: Selection, there: Selection) -> tuple[Selection, Selection]:
     return here.graph.tasks(here.ids[first[known]]), there.graph.tasks(there.ids[second[known]])
 
 
-def instrument_lines(_traces: Path | None) -> Iterator[Table]:
-    """Yield the lines of code of the tools that ship and of own changes, beside the same by hand."""
-    own, hand = lines_of(TOOLS), lines_of(BY_HAND)
-    rows = [
-        {"tool": name, "lines": str(sum(own[one] for one in of)), "by hand": str(hand.get(name, "-"))}
-        for name, of in OF.items()
-    ]
-    changes = sorted(Path(__file__).with_name("own_changes").glob("*.py"))
-    rows += [{"tool": path.name, "lines": str(size(path.read_text())[1]), "by hand": "-"} for path in changes]
-    yield "instrument_lines", rows
-
-
-def lines_of(path: Path) -> dict[str, int]:
-    """Return the lines of each class and function of a file."""
-    text = path.read_text()
-    found = (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef | ast.FunctionDef))
-    return {one.name: size(ast.get_source_segment(text, one) or "")[1] for one in found}
-
-
 TABLES: dict[str, Callable[[Path | None], Iterator[Table]]] = {
     "collectives": collectives, "contention": contention, "other_sizes": other_sizes,
-    "instrument_lines": instrument_lines,
 }  # fmt: skip

@@ -19,7 +19,6 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import thresholds
 from machine import Machine
 from machine.blocked import LOADERS
 from machine.harder import HARDER
@@ -200,5 +199,5 @@ def _figures(trace: daydream.Trace, without: list[str]) -> Sequence[float]:
 
 
 TABLES: dict[str, Callable[[Path | None], Iterator[Table]]] = {
-    "replays": replays, "machine_model": machine_model, "ablation": ablation, "thresholds": thresholds.tables,
+    "replays": replays, "machine_model": machine_model, "ablation": ablation,
 }  # fmt: skip

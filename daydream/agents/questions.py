@@ -53,7 +53,9 @@ RECORDS = {  # of the answers
     "rank": "daydream.predict.rank:Ranking",
     "whatif": "daydream.predict.prediction:Prediction",
     "memory": "daydream.memory.result:MemoryReport",
+    "plan": "daydream.plan.search:Plan",
     "compare": "daydream.predict.compare:Difference",
+    "blame": "daydream.predict.curves:Blame",
     "confirm": "daydream.predict.confirm:Confirmation",
 }
 ADDED = {
@@ -195,6 +197,13 @@ class WhatIf(OfTrace, kw_only=True):
     capacity: str | None = None
 
 
+class Blame(OfTrace):
+    """Say what each rank, stage and kind of work costs a job of several ranks, simulated without it.
+
+    Falsified by: the replay, as of info; and a recording in which that rank takes what the others take.
+    """
+
+
 class Memory(OfTrace):
     """Say who holds the peak of memory on each device, and whether it fits; needs recorded memory.
 
@@ -202,6 +211,22 @@ class Memory(OfTrace):
     GPU. It holds no more than the peak, but for what the notes list as not counted.
     """
 
+    capacity: str | None = None
+
+
+class Plan(Question):
+    """Find the strategy (dp, fsdp, pp, checkpointing, ...) of many GPUs that fits and is fastest.
+
+    From the trace of one GPU with recorded memory; batch is the samples of a step of the whole job.
+
+    Falsified by: a step of that job outside step_low_ns to step_high_ns, or a peak above memory_bytes. `turn`
+    says which part of the step would have to be off, and by which factor, for the second to win.
+    """
+
+    trace: str
+    gpus: int
+    batch: int
+    cluster: str
     capacity: str | None = None
 
 
@@ -236,7 +261,7 @@ class Confirm(Question):
     block_steps: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
-QUESTIONS = (Info, Explain, Rank, WhatIf, Memory, Compare, Confirm)
+QUESTIONS = (Info, Explain, Rank, WhatIf, Blame, Memory, Plan, Compare, Confirm)
 TOOLS = {each.__name__.lower(): each for each in QUESTIONS}
 
 
@@ -268,7 +293,7 @@ def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[s
         elif name == "args":
             last += value
         elif name != "top" and value is not None:  # which is of the answer
-            text = root.file(value) if name == "trace" else value
+            text = root.file(value) if name == "trace" else root.value(value)
             found.append(f"--{name.replace('_', '-')}={text}")
     return found + last
 

@@ -2,7 +2,7 @@
 
 operators.py   an operator call made from its recorded shapes and element type
 timing.py      what a call takes, on a CPU or a GPU
-worker.py      the process that runs them, process.py: how it is asked
+worker.py      the process that runs them, and how it is asked
 run.py         which calls, within which time, and the table that is written
 """
 

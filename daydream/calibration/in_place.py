@@ -7,13 +7,14 @@ the operators that the change does not touch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from daydream.costs.device.measured import CPU, KernelTable, recorded_ns, save_times
+from daydream.arrays import distinct_rows
+from daydream.calibration.run import MeasuredTimes
+from daydream.costs.device.measured import CPU, recorded_ns
 from daydream.costs.operators import bare_name
 from daydream.costs.workload.calls import forward_rows, nodes
 from daydream.errors import NotApplicableError
@@ -48,7 +49,7 @@ class ChangedCall(Record):
     repeats: int
 
 
-class InPlaceCalibration(Record):
+class InPlaceCalibration(MeasuredTimes):
     """What the operators took that a change acts on, before and with it.
 
     Attributes:
@@ -59,23 +60,9 @@ class InPlaceCalibration(Record):
         left_out: those that only one recording has.
     """
 
-    device: str
-    torch: str
     drift: float = 1.0
     measured: list[ChangedCall] = msgspec.field(default_factory=list)
     left_out: list[str] = msgspec.field(default_factory=list)
-
-    def table(self) -> KernelTable:
-        """Return the times as predictions take them."""
-        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
-
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the times as parquet; `KernelTable.load` reads it.
-
-        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
-        """
-        said = {"device": self.device, "torch": self.torch, "drift": self.drift}
-        save_times(path, ChangedCall, self.measured, said, force=force)
 
 
 def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
@@ -173,20 +160,15 @@ def _usual(times: np.ndarray) -> float:
     return float(np.percentile(times, QUARTILE))
 
 
-def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, list[int]]:
+def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, np.ndarray]:
     """Return the places of rows by operator, shapes and element type."""
-    found: dict[Key, list[int]] = {}
-    for number, row in enumerate(rows.tolist()):
-        found.setdefault(_key(trace, row), []).append(number)
-    return found
-
-
-def _key(trace: Trace, row: int) -> Key:
-    found = []
-    for name in ("name", "shapes", "dtype"):
-        code = int(trace[name][row])
-        found.append(trace.text(name)[code] if code >= 0 else "")
-    return found[0], found[1], found[2]
+    columns = ("name", "shapes", "dtype")
+    first, which = distinct_rows([trace[name][rows] for name in columns])
+    texts = [trace.values(name, rows[first].tolist()) for name in columns]
+    keys = [
+        (name or "", shapes or "", dtype or "") for name, shapes, dtype in zip(*texts, strict=True)
+    ]
+    return {key: np.flatnonzero(which == number) for number, key in enumerate(keys)}
 
 
 def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:

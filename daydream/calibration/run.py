@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from daydream.calibration.operators import OperatorCall
-from daydream.calibration.process import Worker
+from daydream.calibration.worker import Worker
 from daydream.costs.device.call_scaling import works
 from daydream.costs.device.measured import (
     CPU,
+    METADATA,
+    NUMBERS,
+    SCHEMA,
     KernelTable,
     device_name,
     recorded_ns,
-    save_times,
     types_of,
 )
 from daydream.costs.kernels import work
@@ -80,7 +84,43 @@ class CallLeftOut(Record):
     reason: str
 
 
-class Calibration(Record):
+class MeasuredTimes(Record):
+    """Times of operator calls on a machine: what is measured, a record each.
+
+    Attributes:
+        device: what they ran on.
+        torch: its version.
+    """
+
+    device: str
+    torch: str
+    if TYPE_CHECKING:
+        measured: list[Any]
+
+    def table(self) -> KernelTable:
+        """Return the times as predictions take them."""
+        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the times as parquet; `KernelTable.load` reads it.
+
+        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
+        """
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        from daydream.files.atomic import write_whole
+
+        rows = [msgspec.structs.asdict(each) for each in self.measured]
+        columns = [(name, NUMBERS.get(name, "string")) for name in rows[0]]
+        said = {"schema_version": SCHEMA, "device": self.device, "torch": self.torch}
+        table = pa.Table.from_pylist(rows, pa.schema(columns, {METADATA: json.dumps(said)}))
+        write_whole(
+            path, lambda temporary: write_table(table, temporary, compression="zstd"), force=force
+        )
+
+
+class Calibration(MeasuredTimes):
     """What operator calls take on this machine, and which were not measured.
 
     Attributes:
@@ -92,8 +132,6 @@ class Calibration(Record):
         seconds: how long that took.
     """
 
-    device: str
-    torch: str
     asked: int = 0
     measured: list[MeasuredCall] = msgspec.field(default_factory=list)
     left_out: list[CallLeftOut] = msgspec.field(default_factory=list)
@@ -110,23 +148,6 @@ class Calibration(Record):
         """Add a call that was not."""
         self.left_out.append(CallLeftOut(call.op, call.shapes, call.dtype, reason))
         self.asked += 1
-
-    def table(self) -> KernelTable:
-        """Return the times as predictions take them."""
-        return KernelTable([msgspec.structs.asdict(each) for each in self.measured], self.device)
-
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the times as parquet; `KernelTable.load` reads it.
-
-        Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
-        """
-        save_times(
-            path,
-            MeasuredCall,
-            self.measured,
-            {"device": self.device, "torch": self.torch},
-            force=force,
-        )
 
     def reasons(self) -> dict[str, list[CallLeftOut]]:
         """Return what was left out, by reason."""
@@ -162,11 +183,13 @@ def calibrate(
     device = device or (CPU if device_name(graph) == CPU else "cuda")
     threads = graph.recorded.metadata.get("threads")
     trains = len(graph.select(phase="backward")) > 0
-    with Worker(
-        device=device,
-        threads=threads if isinstance(threads, int) and threads > 0 else None,
-        trains=trains,
-        call_limit_s=call_limit_s,
+    with closing(
+        Worker(
+            device=device,
+            threads=threads if isinstance(threads, int) and threads > 0 else None,
+            trains=trains,
+            call_limit_s=call_limit_s,
+        )
     ) as worker:
         result = _measure(calls, worker, total_limit_s, progress)
     for call in _unknown_calls(graph):

@@ -30,13 +30,15 @@ COMMANDS = {  # heading -> name -> its module, and what it does
         "info": ("info", "What a trace holds, and what it is good enough for."),
         "replay": ("info", "Simulate a trace unchanged, to see the error."),
         "confirm": ("confirm", "Predict a change, make it in the script, compare."),
-        "compare": ("info", "Compare two traces, or a prediction with a trace."),
+        "compare": ("info", "Compare two traces, a series, or a prediction with a trace."),
+        "blame": ("info", "What each rank, stage and kind of work costs a job."),
     },
     "More": {
         "import": ("collect", "Turn a profiler's files into one small trace."),
         "report": ("info", "Write one page about a trace, for the browser."),
         "memory": ("memory", "Who holds the peak, and does it fit?"),
         "sweep": ("sweep", "Predict every combination of some options' values."),
+        "plan": (".plan.command", "Which strategy of many GPUs fits and is fastest."),
         "scaling": ("sweep", "One GPU's trace on many: throughput, efficiency."),
         "calibrate": ("calibrate", "Time operators on this machine, for predictions."),
         "tool": ("sql", "Run a small analysis over the events of a trace."),
@@ -79,7 +81,7 @@ class Commands(click.Group):
         """Return a command, or None if there is none of that name."""
         if cmd_name not in KNOWN:
             return None
-        module = importlib.import_module(f"{__name__}.{KNOWN[cmd_name][0]}")
+        module = importlib.import_module(f".{KNOWN[cmd_name][0]}", __name__)
         command: click.Command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
         return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def collect(
     world: int | None = None,
     rank: int = 0,
     cluster: str | None = None,
+    all_stages: bool = False,
     emulate: str | None = None,
     cpu: str = "typical",
     no_suggestions: bool = False,
@@ -60,29 +62,17 @@ def collect(
         world: Run the script as one rank of N that do not exist: how will the job of N run?
         rank: Which one.
         cluster (NAME): Machines of that job, such as dgx-h100, or a file.
+        all_stages: Record a rank of each stage of its pipeline in turn: one trace, joined by their messages.
         emulate (NAME): Run the script without a GPU, and record what this one, such as h100, would run.
         cpu: What launches its kernels, with --emulate.
         no_suggestions: Do not predict at the end what would speed up the step.
     """
-    from daydream.collect.launcher.runner import Recording
+    from daydream.collect.launcher.runner import Recording, joined_ranks
 
     script.check()
-    fake_world = None
-    if world is None:
-        if rank or cluster:
-            raise usage_error("--rank and --cluster go with --world")
-    else:
-        fake_world = {"world_size": world, "rank": rank, "cluster": cluster}
-        if script.nproc_per_node:
-            raise usage_error("--world and --nproc-per-node exclude each other")
-        if not 0 <= rank < world:
-            raise usage_error(
-                f"--rank is {rank}, but a world of {world:,} has ranks 0 to {world - 1:,}"
-            )
-        if cluster:
-            from daydream.costs.network.cluster_names import find_cluster
-
-            find_cluster(cluster).holding(world)
+    fake_world = _world_of(script, world, rank, cluster)
+    if world is None and all_stages:
+        raise usage_error("--all-stages goes with --world")
     emulated = None
     if emulate:
         from daydream.costs.devices import find_device
@@ -99,7 +89,12 @@ def collect(
         steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory,
         fake_world=fake_world, emulated=emulated,
     )  # fmt: skip
-    done = script.record(path, recording, force=out.force, own_stdout=out.as_json)
+    record = partial(script.record, force=out.force, own_stdout=out.as_json, kept=not all_stages)
+    if all_stages:
+        from daydream.world.stages import record_stages
+
+        record = partial(record_stages, record, joined_ranks)
+    done = record(path, recording)
     result = {
         "trace": None if done.path is None else str(done.path),
         "exit_code": done.exit_code,
@@ -137,6 +132,27 @@ def collect(
         then=["info", str(done.path)],
     )
     return done.exit_code
+
+
+def _world_of(
+    script: Script, world: int | None, rank: int, cluster: str | None
+) -> dict[str, Any] | None:
+    """Return the place in a fake world that options ask for, if they do."""
+    if world is None:
+        if rank or cluster:
+            raise usage_error("--rank and --cluster go with --world")
+        return None
+    if script.nproc_per_node:
+        raise usage_error("--world and --nproc-per-node exclude each other")
+    if not 0 <= rank < world:
+        raise usage_error(
+            f"--rank is {rank}, but a world of {world:,} has ranks 0 to {world - 1:,}"
+        )
+    if cluster:
+        from daydream.costs.network.cluster_names import find_cluster
+
+        find_cluster(cluster).holding(world)
+    return {"world_size": world, "rank": rank, "cluster": cluster}
 
 
 def _about(trace: Any, path: Path) -> dict[str, Any]:

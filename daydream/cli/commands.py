@@ -129,13 +129,15 @@ class Change:
         if lacks == "device" and not len(graph.select(on="gpu")):
             yield ON_A_GPU
         elif lacks == "ranks" and not len(graph.select(kind="collective")):
+            from daydream.trace.recorded_time import shared_already
             from daydream.transforms.compose import check, spelled
 
             first, together = "Record", [find("ddp"), *self.optimizations]
             with contextlib.suppress(DaydreamError):  # they exclude each other
                 check(together)
                 first = f"Predict several GPUs with it ({spelled(together)}), or record"
-            yield f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT"
+            several = f"{first} a job of several ranks: daydream collect --nproc-per-node 2 SCRIPT"
+            yield shared_already(graph.recorded) or several
         yield f"daydream rank {shlex.join(words)} lists the changes that do apply."
 
 

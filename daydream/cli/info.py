@@ -1,7 +1,8 @@
-"""`daydream info`, `replay`, `report` and `compare`: what a trace holds, how it replays, what changed."""
+"""`daydream info`, `replay`, `report`, `compare` and `blame`: what a trace holds, how it replays, what changed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ class Compare(Changes):
 
 
 @command(
-    click.Argument(["traces"], nargs=-1, required=True, metavar="BEFORE AFTER"),
+    click.Argument(["traces"], nargs=-1, required=True, metavar="BEFORE AFTER [LATER...]"),
     "verbose",
     "html",
     "force",
@@ -144,10 +145,14 @@ def compare(
     \b
     daydream compare before.json.gz after.json.gz
     daydream compare before.json.gz after.json.gz --whatif amp
+    daydream compare nightly/
 
     BEFORE and AFTER are parquet traces or anything `daydream import` accepts. Layers, operators and
     kernels are matched by layer and operator, then by name. With --whatif the change is predicted
     from BEFORE, and the prediction is compared with AFTER, a trace recorded with the change made.
+
+    Three traces or more, or a folder of them by name, are a series: the first slower run, which
+    operators are slower in it, and whether that is more than the spread from run to run.
 
     Args:
         whatif (NAME[+NAME...]): Predict this change from BEFORE; compare with AFTER.
@@ -159,10 +164,13 @@ def compare(
     from daydream.report.markdown import markdown as to_markdown
     from daydream.report.view import view
 
+    if len(request.traces) == 1 and Path(request.trace).is_dir():
+        inside = [str(path) for path in Path(request.trace).iterdir() if path.name[0] != "."]
+        request = replace(request, traces=tuple(sorted(inside, key=_by_number)))
     if len(request.traces) == 1:
         raise usage_error("missing argument 'AFTER'")
-    if len(request.traces) > 2:
-        raise usage_error(f"two traces are compared, {len(request.traces)} are given")
+    if len(request.traces) > 2 and change is not None:
+        raise usage_error(f"--whatif goes with two traces, {len(request.traces)} are given")
     if out.as_json and markdown:
         raise usage_error("give either --json or --markdown")
     out.check_files()
@@ -173,16 +181,15 @@ def compare(
                 replays.append(each.replay(progress))
             except GraphError as error:  # of two traces, tell which
                 raise GraphError(f"{each.trace}: {error}") from None
-        before = replays[0]
-        first: Replay | Prediction = before
+        first: Replay | Prediction = replays[0]
         if change is not None:
             progress(f"predicting {whatif}")
-            with change.checked(before.graph, request.each[0].words):
-                first = daydream.whatif(before, change.optimizations, **(change.values or {}))
-        found = compares.compare(
-            first,
-            replays[1],
-            names=(request.traces[0], request.traces[1]),
+            with change.checked(replays[0].graph, request.each[0].words):
+                first = daydream.whatif(replays[0], change.optimizations, **(change.values or {}))
+        found = (
+            compares.compare(first, replays[1], names=(request.traces[0], request.traces[1]))
+            if len(replays) == 2
+            else compares.compare_series(replays, request.traces)
         )
         written = out.write_files(found, progress)
 
@@ -192,3 +199,31 @@ def compare(
         return view(found, top=top or SHOWN, verbose=out.verbose)
 
     out.emit(found, screen, written=written)
+
+
+def _by_number(path: str) -> list[tuple[bool, int, str]]:
+    """Sort `run-10` after `run-9`."""
+    return [
+        (part.isdigit(), int(part) if part.isdigit() else 0, part)
+        for part in re.split(r"(\d+)", path)
+    ]
+
+
+@command("verbose", "html", "force", types={"top": SOME})
+def blame(request: TraceRequest, out: Output, *, top: int | None = None) -> None:
+    """Tell what each rank, stage and kind of work costs a job of several ranks.
+
+    A rank's loading, CPU work, kernels and copies are compared with those of the other ranks of its pipeline
+    stage, and a stage's with the other stages'. What is longer is taken out, and the job simulated without it.
+
+    Args:
+        top: Rows of each part of the table [default: up to 3].
+    """
+    from daydream.predict import curves
+
+    out.check_files()
+    with working() as progress:
+        found = curves.blame(request.replay(progress))
+        written = out.write_files(found, progress)
+    then = ["explain", *request.words]
+    out.answer(found, {"trace": request.trace}, written=written, then=then, top=top or SHOWN)

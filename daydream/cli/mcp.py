@@ -11,7 +11,7 @@ from daydream.cli.commands import command
 def mcp(
     root: str = ".", *, allow_code: bool = False, skill: bool = False, skill_path: bool = False
 ) -> None:
-    r"""Serve info, explain, rank, whatif, memory, compare and confirm to a coding agent (MCP, stdio).
+    r"""Serve info, explain, rank, whatif, memory, plan, compare and confirm to an agent (MCP, stdio).
 
     \b
     daydream mcp --root runs                      # what an agent's settings start

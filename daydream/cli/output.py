@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -236,26 +235,15 @@ def print_screen(screen: str | Sequence[Block]) -> None:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one object, its schema first. What is not a finite number is null."""
+    from daydream.results import plain
+
     click.echo(
         json.dumps(
-            {"schema": SCHEMA, **_finite(result)},
+            {"schema": SCHEMA, **plain(result)},
             indent=2,
             allow_nan=False,
         )
     )
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with NumPy's numbers as Python's, and null for NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if not isinstance(value, str | bool | int | float | None) and hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 # Names of files ------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from daydream.cli.options import AUTO
-from daydream.errors import TraceError
+from daydream.errors import NotApplicableError, TraceError
 from daydream.transforms.registry import typed
+from daydream.transforms.stages import PARALLEL
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,8 +99,17 @@ class TraceRequest:
         return [self.trace, *given, *(f"--counters={file}" for file in self.counters)]
 
     def load(self, progress: Progress, **how: Any) -> Trace:
-        """Return the trace as `read` does, on the cluster that was named."""
+        """Return the trace as `read` does, on the cluster that was named.
+
+        Raises `NotApplicableError` where a change would divide work that ranks share already.
+        """
+        from daydream.trace.recorded_time import shared_already
+
         trace = self.read(progress, **how)
+        change = click.get_current_context().params.get("change")
+        divides = change and any(each.stage == PARALLEL for each in change.optimizations)
+        if divides and (reason := shared_already(trace)):
+            raise NotApplicableError(reason)
         if self.cluster is not None:
             if "fake_world" not in trace.metadata:
                 raise usage_error(

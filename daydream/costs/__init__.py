@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.launch_grids import grown_time, growth_by_grids
     from daydream.costs.device.measured import KernelTable, in_place, replace_cost, take_measured
+    from daydream.costs.device.measured_tables import measured_ns, missing_tables
     from daydream.costs.device.retime import (
         Retimed,
         at_peak_ns,
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
     )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
-    from daydream.costs.network.clusters import PROTOCOLS, Cluster, bytes_of_message
+    from daydream.costs.network.clusters import Cluster
+    from daydream.costs.network.nccl import WAYS, bytes_of_message
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.network.world_size import workers_of

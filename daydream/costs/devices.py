@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -56,6 +56,9 @@ class Device(Struct, frozen=True):
     # state. NVLink bridges join two cards only, and a ring of more goes over PCIe. None for what stands in one-off
     # machines (MI250, GH200).
     machine: str | None = None
+    tables: str | None = None  # its folder in the tables of `aiconfigurator-core`
+    # Of the boost clock, what cards that the slot powers (75 W) hold: the geometric mean with the base clock.
+    clock: float = 1.0
     # Parts of matrix peak and of bandwidth that hold under load.
     sustained_peak: float | None = None
     sustained_bandwidth: float | None = None
@@ -98,13 +101,11 @@ class Device(Struct, frozen=True):
 # 90% on H100 and B200. Used in comparing devices only; the same parts are taken for their generations.
 CDNA3_SUSTAINED = (0.45, 0.81)
 NVIDIA_SUSTAINED = (0.93, 0.90)
-# For all others, by vendor. NVIDIA's: "Machine Learning Engineering" (Stas Bekman), table of maximum
-# achievable matmul FLOPS, has the A100 at 81 to 87% and the H100 at 80% in bfloat16: 8% apart at most.
-# AMD's: the same table has the MI250X at 77%, near NVIDIA's, and the MI300X at 51 to 60%; for others the
-# middle is taken, and may be off as far as to either.
-OTHER_NVIDIA_DOUBT = 0.1
+# For all others by vendor, so that a comparison with a device between the two says the same. NVIDIA's: "Machine
+# Learning Engineering" (Stas Bekman), table of maximum achievable matmul FLOPS, has the A100 at 81 to 87% and the
+# H100 at 80% in bfloat16. AMD's: the same table has the MI250X at 77%, near NVIDIA's, and the MI300X at 51 to
+# 60%; for others the middle is taken.
 OTHER_AMD_SUSTAINED = ((CDNA3_SUSTAINED[0] * NVIDIA_SUSTAINED[0]) ** 0.5, CDNA3_SUSTAINED[1])
-OTHER_AMD_DOUBT = (NVIDIA_SUSTAINED[0] / CDNA3_SUSTAINED[0]) ** 0.5 - 1
 
 
 @lru_cache
@@ -119,48 +120,19 @@ def known_devices() -> tuple[Device, ...]:
     return convert(made, tuple[Device, ...], strict=False)
 
 
-class UnderLoad(NamedTuple):
-    """By how much better one device than another holds its peaks of matrix units and of bandwidth.
+def under_load(source: Device, target: Device) -> tuple[float, float]:
+    """Return by how much better the target holds its peaks of matrix units and of bandwidth than the source.
 
-    `doubt` is the part by which `of_peak` may be off.
+    By published figures of both, else by those of their vendors.
     """
-
-    of_peak: float = 1.0
-    of_bandwidth: float = 1.0
-    doubt: float = 0.0
+    (matrix, memory), (new_matrix, new_memory) = map(_sustained, (source, target))
+    return new_matrix / matrix, new_memory / memory
 
 
-def under_load(source: Device, target: Device) -> UnderLoad:
-    """Return how the target holds its peaks under load, compared to the source.
-
-    By published figures of both, else by those of their vendors, so that a comparison with a device between
-    the two says the same. Devices of one vendor without figures are taken to be alike.
-    """
-    if source == target:
-        return UnderLoad()
-    (matrix, memory, doubt), (new_matrix, new_memory, new_doubt) = (
-        _sustained(source),
-        _sustained(target),
-    )
-    if (
-        source.sustained_peak is None
-        and target.sustained_peak is None
-        and source.of_amd == target.of_amd
-    ):
-        doubt = new_doubt = 0.0
-    if not source.of_amd and not target.of_amd:
-        doubt = new_doubt = 0.0  # peaks compare them well
-    return UnderLoad(new_matrix / matrix, new_memory / memory, float(np.hypot(doubt, new_doubt)))
-
-
-def _sustained(device: Device) -> tuple[float, float, float]:
+def _sustained(device: Device) -> tuple[float, float]:
     if device.sustained_peak is not None and device.sustained_bandwidth is not None:
-        return device.sustained_peak, device.sustained_bandwidth, 0.0
-    return (
-        (*OTHER_AMD_SUSTAINED, OTHER_AMD_DOUBT)
-        if device.of_amd
-        else (*NVIDIA_SUSTAINED, OTHER_NVIDIA_DOUBT)
-    )
+        return device.sustained_peak, device.sustained_bandwidth
+    return OTHER_AMD_SUSTAINED if device.of_amd else NVIDIA_SUSTAINED
 
 
 @lru_cache(maxsize=256)

@@ -66,10 +66,7 @@ class OpContext(dict[str, Any]):
         super().__init__(facts)
         self.actions = actions
         self._kind = kind  # operator, node, or inner: an operator that a node runs
-        self._inputs: tuple[Any, ...] | None = None
-        self._outputs: tuple[Any, ...] | None = None
-        self._grad_outputs: tuple[Any, ...] | None = None
-        self._grad_inputs: tuple[Any, ...] | None = None
+        self._held: dict[str, tuple[Any, ...] | None] = {}  # tensors, while callbacks run
         self._backward: OpContext | None = None
         self._node_known = False
         self._first = True  # a node that no tool was offered before it ran
@@ -81,25 +78,22 @@ class OpContext(dict[str, Any]):
 
         Of an autograd node they are the gradients of the outputs.
         """
-        return self._there(self._inputs, "inputs", "while a callback runs")
+        return self._there("inputs", "while a callback runs")
 
     def get_outputs(self) -> tuple[Any, ...]:
         """Return the outputs, while a callback with `require_outputs=True` runs.
 
         Of an autograd node they are the gradients of the inputs.
         """
-        return self._there(self._outputs, "outputs", "in callbacks with require_outputs=True")
+        return self._there("outputs", "in callbacks with require_outputs=True")
 
     def get_grad_outputs(self) -> tuple[Any, ...]:
         """Return the gradients that came into the node, while a callback with `backward=True` runs."""
-        return self._there(
-            self._grad_outputs, "gradients of outputs", "in callbacks with backward=True"
-        )
+        return self._there("gradients of outputs", "in callbacks with backward=True")
 
     def get_grad_inputs(self) -> tuple[Any, ...]:
         """Return the gradients that the node computed, one for each input, once it has run."""
         return self._there(
-            self._grad_inputs,
             "gradients of inputs",
             "for nodes, in callbacks with backward=True, require_outputs=True",
         )
@@ -126,14 +120,16 @@ class OpContext(dict[str, Any]):
         grad_outputs: tuple[Any, ...] | None,
     ) -> Iterator[None]:
         """Give callbacks the tensors, and keep none of them afterwards."""
-        self._inputs = inputs
-        self._outputs = outputs
-        self._grad_outputs = grad_outputs
-        self._grad_inputs = outputs if self._kind == "node" else None
+        self._held = {
+            "inputs": inputs,
+            "outputs": outputs,
+            "gradients of outputs": grad_outputs,
+            "gradients of inputs": outputs if self._kind == "node" else None,
+        }
         try:
             yield
         finally:
-            self._inputs = self._outputs = self._grad_outputs = self._grad_inputs = None
+            self._held = {}
 
     # What to do ------------------------------------------------------------------------------------
 
@@ -156,7 +152,7 @@ class OpContext(dict[str, Any]):
             **kwargs: given to `func` each time.
         """
         self._not_after_run("insert_before_op")
-        self.actions.before.append(_action(func, inputs, grad, kwargs, self._inputs, (0,)))
+        self.actions.before.append(self._action(func, inputs, "inputs", kwargs, grad=grad))
 
     def insert_after_op(
         self,
@@ -172,7 +168,7 @@ class OpContext(dict[str, Any]):
                 f"insert_after_op is for operators; {self['type']} is an autograd node. "
                 "Use insert_after_backward_op."
             )
-        self.actions.after.append(_action(func, outputs, grad, kwargs, self._outputs, (0,)))
+        self.actions.after.append(self._action(func, outputs, "outputs", kwargs, grad=grad))
 
     def replace_op(
         self,
@@ -196,7 +192,7 @@ class OpContext(dict[str, Any]):
             raise InstrumentError(
                 f"{self['op_id']} is replaced already; two tools cannot replace one operator"
             )
-        self.actions.replace = _action(func, inputs, grad, kwargs, self._inputs, None)
+        self.actions.replace = self._action(func, inputs, "inputs", kwargs, grad=grad, first=None)
 
     def insert_before_backward_op(
         self,
@@ -207,7 +203,7 @@ class OpContext(dict[str, Any]):
         """Run a function on the gradients that come into the operator's backward node."""
         node = self._for_node("insert_before_backward_op")
         node.before_backward.append(
-            _action(func, grad_outputs, False, kwargs, self._grad_outputs, (0,))
+            self._action(func, grad_outputs, "gradients of outputs", kwargs)
         )
 
     def insert_after_backward_op(
@@ -218,9 +214,7 @@ class OpContext(dict[str, Any]):
     ) -> None:
         """Run a function on the gradients that the operator's backward node computed, one for each input."""
         node = self._for_node("insert_after_backward_op", late=True)
-        node.after_backward.append(
-            _action(func, grad_inputs, False, kwargs, self._grad_inputs, (0,))
-        )
+        node.after_backward.append(self._action(func, grad_inputs, "gradients of inputs", kwargs))
 
     def replace_backward_op(
         self,
@@ -239,11 +233,42 @@ class OpContext(dict[str, Any]):
         node = self._for_node("replace_backward_op")
         if node.replace_backward is not None:
             raise InstrumentError(f"the backward operator of {self['op_id']} is replaced already")
-        node.replace_backward = _action(func, grad_outputs, False, kwargs, self._grad_outputs, None)
+        node.replace_backward = self._action(
+            func, grad_outputs, "gradients of outputs", kwargs, first=None
+        )
 
     # -----------------------------------------------------------------------------------------------
 
-    def _there(self, values: tuple[Any, ...] | None, what: str, when: str) -> tuple[Any, ...]:
+    def _action(
+        self,
+        func: Func,
+        places: Sequence[int] | None,
+        of: str,
+        kwargs: dict[str, Any],
+        *,
+        grad: bool = False,
+        first: tuple[int, ...] | None = (0,),
+    ) -> Action:
+        """Return an action; a place that the call does not have is an error here, not in the model's step."""
+        if not callable(func):
+            raise InstrumentError(f"an action was given {func!r}; it needs a function")
+        if isinstance(places, int):
+            places = (places,)
+        values = self._held.get(of)
+        chosen = first if places is None else tuple(places)
+        for place in chosen or ():
+            if isinstance(place, bool) or not isinstance(place, int) or place < 0:
+                raise InstrumentError(
+                    f"{place!r} is not a place; places count from 0 in the operator's schema"
+                )
+            if values is not None and place >= len(values):
+                raise InstrumentError(
+                    f"place {place} was asked for; this operator has places 0 to {len(values) - 1}"
+                )
+        return Action(func, chosen, grad, kwargs)
+
+    def _there(self, what: str, when: str) -> tuple[Any, ...]:
+        values = self._held.get(what)
         if values is None:
             raise InstrumentError(
                 f"the {what} of {self['op_id']} are not there now; they are {when}"
@@ -259,7 +284,7 @@ class OpContext(dict[str, Any]):
         self._not_late(action)
 
     def _not_late(self, action: str) -> None:
-        if self._outputs is not None:
+        if self._held.get("outputs") is not None:
             raise InstrumentError(
                 f"{self['op_id']} has run already; call {action} in a callback without require_outputs"
             )
@@ -278,32 +303,6 @@ class OpContext(dict[str, Any]):
         if self._kind == "node" and not late:
             self._not_late(action)
         return self.actions
-
-
-def _action(
-    func: Func,
-    places: Sequence[int] | None,
-    grad: bool,  # noqa: FBT001 - passed on
-    kwargs: dict[str, Any],
-    values: tuple[Any, ...] | None,
-    default: tuple[int, ...] | None,
-) -> Action:
-    """Return an action; a place that the call does not have is an error here, not in the model's step."""
-    if not callable(func):
-        raise InstrumentError(f"an action was given {func!r}; it needs a function")
-    if isinstance(places, int):
-        places = (places,)
-    chosen = default if places is None else tuple(places)
-    for place in chosen or ():
-        if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-            raise InstrumentError(
-                f"{place!r} is not a place; places count from 0 in the operator's schema"
-            )
-        if values is not None and place >= len(values):
-            raise InstrumentError(
-                f"place {place} was asked for; this operator has places 0 to {len(values) - 1}"
-            )
-    return Action(func, chosen, grad, kwargs)
 
 
 def listed(out: Any) -> list[Any]:

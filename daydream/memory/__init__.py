@@ -60,47 +60,7 @@ if TYPE_CHECKING:
         shard,
     )
 
-_HOMES = {
-    "daydream.memory.allocations": (
-        "AFTER",
-        "BEFORE",
-        "STEP",
-        "Allocations",
-        "Moved",
-        "Parts",
-        "parts_of",
-        "place_before",
-        "put_away",
-        "repeat",
-    ),
-    "daydream.memory.before": ("let_states_shrink",),
-    "daydream.memory.growth": ("drop_scores", "fuse", "resize_input", "within"),
-    "daydream.memory.liveness": (
-        "KeptCalls",
-        "block_of_rows",
-        "calls_that_made",
-        "in_phase",
-        "input_of_parts",
-        "kept_calls",
-        "nearest",
-        "next_call",
-        "read_behind",
-        "until_next_call",
-        "used_until",
-    ),
-    "daydream.memory.narrow": ("hold_8_bits", "hold_16_bits"),
-    "daydream.memory.prediction": ("unchanged",),
-    "daydream.memory.shares": (
-        "add_buckets",
-        "add_copies",
-        "divide",
-        "gradient_bytes",
-        "hold_throughout",
-        "let_go_behind",
-        "scale_owned",
-        "shard",
-    ),
-}
+_HOMES = lazy.imports_of(__file__)
 
 __all__ = [
     "Allocations",

@@ -84,12 +84,22 @@ class MemoryPrediction(Record):
         self.fits = None
         if self.capacity_bytes is None:
             return
-        least, most = (0, 0) if self.device.endswith("cpu") else CONTEXT
-        unused = max((self.after_reserved_bytes or self.after_bytes) - self.after_bytes, 0)
+        least = 0 if self.device.endswith("cpu") else CONTEXT[0]
         if self.low_bytes + least > self.capacity_bytes:
             self.fits = False
-        elif self.high_bytes + unused + most <= self.capacity_bytes:
+        elif self.most_bytes <= self.capacity_bytes:
             self.fits = True
+
+    @property
+    def most_bytes(self) -> int:
+        """What the device may need at most: what is allocated, reserved and not used, and CUDA's context."""
+        most = 0 if self.device.endswith("cpu") else CONTEXT[1]
+        return (
+            max(self.after_reserved_bytes or 0, self.after_bytes)
+            + self.high_bytes
+            - self.after_bytes
+            + most
+        )
 
 
 def cannot_say(changes: Sequence[MemoryChange]) -> list[str]:

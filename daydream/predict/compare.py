@@ -1,17 +1,20 @@
-"""Compare: the steps of two recordings, or of a prediction and what came of it, side by side."""
+"""Compare: the steps of two recordings, of a prediction and what came of it, of a series of runs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import atan, copysign, cos, inf, pi, sin, sqrt
 from operator import attrgetter
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import field
 
 from daydream.arrays import distinct_rows, percentile
+from daydream.errors import GraphError
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, covered_steps, step_rank
@@ -21,7 +24,6 @@ from daydream.predict.breakdown import Parts, parts_json, parts_of
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Record
-from daydream.trace.recorded_time import in_fake_world
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +32,11 @@ DOUBTFUL = 0.03  # with a larger replay error, where the time goes is uncertain
 # Of its time: kernels of ResNet-50 recorded twice on a V100 differ by 0.3% in the median, nine of ten by up
 # to 2.5%.
 SAME = 0.05
+CHANCE = 0.05  # a shift that is likelier to be noise is none
+SLOWER, SHARE = 0.01, 0.02  # of a step, of its shift: what is less is not told
+OF_FOUR_IN_FIVE = (
+    2.56  # standard deviations of a normal distribution from the 10th to the 90th percentile
+)
 
 
 class Work(NamedTuple):
@@ -384,11 +391,6 @@ def _notes(found: Difference) -> list[str]:
             for side in sides
             if (run := side.graph.recorded.metadata.get("typical_run"))
         ),
-        *(
-            f"{side.name} is of {fake}: collectives take no time in its recorded steps."
-            for side in sides
-            if (fake := in_fake_world(side.graph.recorded))
-        ),
         not same
         and f"The work of {gpu.name} is that of its GPU, of {cpu.name} that of the CPU: it has no other.",
         *(
@@ -416,6 +418,129 @@ def _notes(found: Difference) -> list[str]:
         "is not known.",
     ]
     return [*filter(None, said)]
+
+
+class Run(Record):
+    """A run of a series; its mean step in ns, and whether that is one of the slower ones."""
+
+    name: str
+    step_ns: int
+    slow: bool = False
+
+
+class Shift(Record):
+    """How some time of the slower runs differs from that of the others; means in ns a step.
+
+    Attributes:
+        name: an operator; `step` for the whole.
+        before_ns: of the others.
+        after_ns: of the slower ones.
+        change_ns: how much longer it takes in these.
+        spread_ns: standard deviation from run to run.
+        chance: that it is noise, at most: of Student's t, times the shifts that were tried.
+    """
+
+    name: str
+    before_ns: int
+    after_ns: int
+    change_ns: int
+    spread_ns: int
+    chance: float
+
+
+class Series(Record, NotebookFigure):
+    """Runs of one program in their order, and the first that is slower than the others.
+
+    Attributes:
+        runs: all of them.
+        first_slow: the name of the first slower one; None where no run stands out from the spread.
+        step: how its step differs; None likewise.
+        operators: of the device's work, or of the CPU's where there is none, those that differ by more than
+            noise; the largest change first.
+        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
+    """
+
+    runs: list[Run]
+    first_slow: str | None
+    step: Shift | None
+    operators: list[Shift]
+    basis: Basis
+
+
+def compare_series(sources: Sequence[Source | Replay], names: Sequence[str]) -> Series:
+    """Return which of three or more runs is the first slower one, and which operators are slower from there.
+
+    Slower runs follow each other, up to the last or to one that is as fast again. Of all such runs those
+    count whose mean step is least likely to be above the others' by chance: by the spread from run to run
+    within both, which is taken to be no less than steps within a run tell.
+
+    Raises:
+        GraphError: there are fewer than three runs, or one covers no step.
+
+    """
+    if len(sources) < 3:
+        raise GraphError("a series has three runs or more; two are compared side by side")
+    found = [as_replay(each) for each in sources]
+    if any(each.basis != UNPROFILED for each in found):  # what was measured tells more
+        found = [each.recording for each in found]
+    sides = [_recorded(each, set()) for each in found]
+    runs = [Run(name, side.step_ns or 0) for name, side in zip(names, sides, strict=True)]
+    steps = [run.step_ns for run in runs]
+    ranges = [((side.high_ns or 0) - (side.low_ns or 0)) / OF_FOUR_IN_FIVE for side in sides]
+    least = fmean(each**2 / side.steps for each, side in zip(ranges, sides, strict=True))
+    spans = [slice(first, end) for end in range(2, len(runs) + 1) for first in range(1, end)]
+    tried = [_shift("step", steps, span, least, len(spans)) for span in spans]
+    shift = min(tried, key=lambda each: (each.chance, -each.change_ns))
+    if shift.chance > CHANCE or shift.change_ns < SLOWER * shift.before_ns:
+        return Series(runs, None, None, [], found[0].basis)
+    span = spans[tried.index(shift)]
+    for run in runs[span]:
+        run.slow = True
+    amounts = [Counter[str]() for _ in sides]
+    for amount, side in zip(amounts, sides, strict=True):
+        for work in work_of(side.graph, cpu=not side.on_device):
+            amount[work.operator or work.name] += round(work.ns)
+    operators = [
+        each
+        for name in set().union(*amounts)
+        if (each := _shift(name, [amount[name] for amount in amounts], span, 0.0, 1)).chance
+        <= CHANCE
+        and each.change_ns >= SHARE * shift.change_ns
+    ]
+    operators.sort(key=lambda each: (-each.change_ns, each.name))
+    return Series(runs, runs[span.start].name, shift, operators, found[0].basis)
+
+
+def _shift(name: str, times: Sequence[float], slow: slice, least: float, tried: int) -> Shift:
+    """Return how the mean of some runs differs; `least` is the least variance, ns squared."""
+    after = times[slow]
+    before = [*times[: slow.start], *times[slow.stop :]]
+    change = fmean(after) - fmean(before)
+    within = sum((each - fmean(of)) ** 2 for of in (before, after) for each in of)
+    freedom = len(times) - 2
+    variance = max(within / freedom, least)
+    t = (
+        change / sqrt(variance * (1 / len(before) + 1 / len(after)))
+        if variance
+        else copysign(inf, change)
+    )
+    return Shift(
+        name, round(fmean(before)), round(fmean(after)), round(change), round(sqrt(variance)),
+        min(tried * student(t, freedom), 1.0),
+    )  # fmt: skip
+
+
+def student(t: float, freedom: int) -> float:
+    """Return how likely a value above t is by chance: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = atan(t / sqrt(freedom))
+    odd = freedom % 2
+    term = cos(angle) if odd else 1.0
+    total = 0.0
+    for each in range(odd, freedom - 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (each + 1) / (each + 2)
+    inside = sin(angle) * total
+    return (1 - (2 / pi * (angle + inside) if odd else inside)) / 2
 
 
 def work_of(graph: Graph, *, cpu: bool) -> list[Work]:

@@ -1,4 +1,4 @@
-"""Curves: the step time against the speed of each part of the work.
+"""What each part of the work costs: curves of the step time against its speed; blame of ranks and stages.
 
 For every layer, operator, kernel family, link and CPU cost the question of a causal
 profiler: if this part alone took 75%, 50%, 25% or none of its time, how long would a step
@@ -8,19 +8,33 @@ bends, something else has begun to decide: that is its knee.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daydream.arrays import distinct
 from daydream.costs.kernel_names import family
+from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
-from daydream.graph.tables import CODED, COLLECTIVE, COSTS, CPU, KERNEL, MEMCPY, covered_steps
+from daydream.graph.plan import Cause
+from daydream.graph.tables import (
+    CODED,
+    COLLECTIVE,
+    COSTS,
+    CPU,
+    KERNEL,
+    MEMCPY,
+    covered_steps,
+    step_rank,
+)
 from daydream.lazy import NotebookFigure
+from daydream.predict.basis import Basis
 from daydream.predict.replay import Replay, Source, as_replay
-from daydream.results import Record
+from daydream.results import Live, Record
 from daydream.simulate.steady_state import settle
+from daydream.trace.schema import PHASES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,3 +154,199 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
             own_ns = min(total[each], step_ns) if by == "lane" else total[each]
             if own_ns >= LEAST_SHARE * step_ns:
                 yield sort, [*labels][each], round(own_ns), ids[part == each], of
+
+
+# Blame of ranks and stages
+
+WORK = ("loading", "CPU work", "kernels", "copies")
+SMALLEST = 0.005  # of a step: a part that is longer by less is not named
+MOST = 64  # parts that are simulated by themselves
+
+
+class Blamed(Record):
+    """What one kind of work of a rank, or of all ranks of a stage, costs the job; ns a step.
+
+    Attributes:
+        rank: whose work takes longer than that of other ranks of its stage; None for all of a stage.
+        stage: of a pipeline, from 0.
+        work: loading, CPU work, kernels or copies.
+        longer_ns: how much longer than is typical.
+        saving_ns: how much shorter the job's step is without that alone.
+        cost_ns: its share of what all parts cost together.
+    """
+
+    rank: int | None
+    stage: int
+    work: str
+    longer_ns: int
+    saving_ns: int = 0
+    cost_ns: int = 0
+
+    @property
+    def who(self) -> str:
+        """The rank, or the stage."""
+        return f"stage {self.stage}" if self.rank is None else f"rank {self.rank}"
+
+
+class Blame(Record, NotebookFigure):
+    """Why a job's step is longer than if all ranks took what is typical; ns a step.
+
+    replayed_ns = balanced_ns + others_ns + the cost_ns of all parts.
+
+    Attributes:
+        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
+        measured_ns: mean measured step; None where the step without the profiler is estimated.
+        replayed_ns: the step as it is.
+        replay_error: simulated / measured - 1 of that step; None where it is estimated.
+        balanced_ns: the step if no rank and no stage took longer than is typical.
+        parts: what costs most, the largest first.
+        others_ns: what parts that are not named cost together.
+        ns_by_rank: costs by rank, and of what all ranks of a stage share.
+        ns_by_stage: costs by stage, those of its ranks included.
+        ns_by_work: costs by kind of work.
+        notes: what a reader should know before trusting the figures.
+    """
+
+    basis: Basis
+    measured_ns: int | None
+    replayed_ns: int
+    replay_error: float | None
+    balanced_ns: int
+    parts: list[Blamed]
+    others_ns: int = 0
+    ns_by_rank: Mapping[str, int] = {}
+    ns_by_stage: Mapping[str, int] = {}
+    ns_by_work: Mapping[str, int] = {}
+    notes: Sequence[str] = ()
+
+    replay = Live[Replay]()
+
+    def __post_init__(self) -> None:
+        """Add the costs up."""
+        sums = Counter[str](), Counter[str](), Counter[str]()
+        for each in self.parts:
+            for total, name in zip(sums, (each.who, f"stage {each.stage}", each.work), strict=True):
+                total[name] += each.cost_ns
+        self.ns_by_rank, self.ns_by_stage, self.ns_by_work = (
+            dict(each.most_common()) for each in sums
+        )
+        self.others_ns = self.replayed_ns - self.balanced_ns - sums[0].total()
+
+
+def blame(source: Replay | Source) -> Blame:
+    """Return what each rank, stage and kind of work costs the job, simulated.
+
+    Step by step a rank's work of a kind is compared with the lower median of the ranks of its stage, and that of
+    a stage with the lower median of the stages. Without a part its tasks take so much less that their sum is the
+    median. Parts are taken out one after the other, those first that save most by themselves, and
+    in the reverse order: the mean of what each saves is its cost, so that costs add up. Collectives
+    are nobody's work: they begin with the last rank and end for all.
+
+    Raises:
+        NotApplicableError: a single rank was recorded.
+        GraphError: the trace covers no step.
+
+    """
+    replay = as_replay(source)
+    graph = replay.graph
+    by_rank: dict[int, list[int]] = {}
+    for number in np.flatnonzero(covered_steps(graph)).tolist():
+        by_rank.setdefault(step_rank(graph.steps[number]), []).append(number)
+    ranks = sorted(by_rank)
+    if len(ranks) < 2:
+        raise NotApplicableError(
+            "one rank was recorded, and who delays whom shows among several: import their traces together"
+        )
+    shape = (min(map(len, by_rank.values())), len(ranks), len(WORK))
+    places = np.full(len(graph.steps) + 1, -1)
+    for column, rank in enumerate(ranks):
+        places[by_rank[rank][: shape[0]]] = np.arange(shape[0]) * len(ranks) + column
+    links = graph.links
+    outside = np.flatnonzero(links["cause"] == Cause.OUTSIDE)  # waits for workers, disks, timers
+    place = places[np.append(graph.step, graph.step[links["dst"][outside]])]
+    work = np.append(_work_of(graph), np.zeros(len(outside), np.int64))
+    cell = np.where(np.minimum(place, work) < 0, -1, place * len(WORK) + work)
+    ns = np.append(graph.duration_ns + graph.gap_ns, links["latency_ns"][outside])
+    spent = np.bincount(cell + 1, ns, np.prod(shape) + 1)[1:].reshape(shape)
+
+    def step_ns(parts: Sequence[Any]) -> int:
+        """Return the job's step without some parts."""
+        factors = np.ones(shape)
+        for members, kind, factor in parts:
+            factors[:, members, kind] *= factor[:, None]
+        times = np.append(factors, 1.0)[cell]
+        own = times[: graph.size]
+        twin = graph.retimed(np.rint(graph.duration_ns * own), np.rint(graph.gap_ns * own))
+        if (times[graph.size :] < 1).any():
+            latency = links["latency_ns"].copy()
+            latency[outside] = np.rint(latency[outside] * times[graph.size :])
+            twin.links.put("latency_ns", latency)
+        return replay.settled.mean_after(settle(twin))
+
+    stages = np.unique(_stages(graph, ranks), return_inverse=True)[1]
+    everywhere = [np.flatnonzero(stages == stage) for stage in range(max(stages) + 1)]
+    typical = [_typical(spent[:, members]) for members in everywhere]
+    compared: list[Any] = [
+        ([column], rank, spent[:, column], typical[stages[column]])
+        for column, rank in enumerate(ranks)
+    ]
+    among = _typical(np.stack(typical, axis=1))
+    compared += [(each, None, own, among) for each, own in zip(everywhere, typical, strict=True)]
+    now = replay.basis_ns
+    every = []
+    found = []
+    for members, who, own, usual in compared:
+        longer = (own - usual).clip(0)
+        for kind, name in enumerate(WORK):
+            every.append((members, kind, 1 - longer[:, kind] / own[:, kind].clip(1)))
+            mean = round(longer[:, kind].mean())
+            if mean >= SMALLEST * now:
+                found.append((Blamed(who, int(stages[members[0]]), name, mean), every[-1]))
+    found = sorted(found, key=lambda each: -each[0].longer_ns)[:MOST]
+    for each, part in found:
+        each.saving_ns = now - step_ns([part])
+    found.sort(key=lambda each: -each[0].saving_ns)
+    for order in (found, found[::-1]):
+        steps = [now, *(step_ns([part for _, part in order[: 1 + n]]) for n in range(len(order)))]
+        for (each, _), before, after in zip(order, steps, steps[1:], strict=False):
+            each.cost_ns += before - after
+    parts = [each.but(cost_ns=each.cost_ns // 2) for each, _ in found]
+    parts.sort(key=lambda each: -each.cost_ns)
+    return Blame(
+        **replay.basis_figures,
+        balanced_ns=step_ns(every),
+        parts=parts,
+        notes=[*replay.notes],
+    ).having(replay=replay)
+
+
+def _typical(spent: np.ndarray) -> np.ndarray:
+    """Return the lower median over ranks, or stages: shape (steps, kinds of work)."""
+    return np.sort(spent, axis=1)[:, (spent.shape[1] - 1) // 2]
+
+
+def _work_of(graph: Graph) -> np.ndarray:
+    """Return which of `WORK` each task is, -1 for none: int64, shape (ids,)."""
+    kind = graph.kind
+    on_cpu = np.where(graph.phase == PHASES.index("data"), 0, 1)
+    work = np.select([kind == CPU, kind == KERNEL, kind == COLLECTIVE], [on_cpu, 2, -1], 3)
+    return np.where(graph.alive & ~graph.in_background, work, -1)
+
+
+def _stages(graph: Graph, ranks: Sequence[int]) -> list[int]:
+    """Return the stage of each rank: one more than that of the rank whose message it waits for first, else 0."""
+    trace = graph.recorded
+    first: dict[int, int | None] = {}
+    rows = np.flatnonzero(trace.is_kind("collective")).tolist() if len(trace) else []
+    columns = [trace.values(name, rows) for name in ("rank", "collective", "peer")]
+    for rank, operation, peer in zip(*columns, strict=True):
+        if operation in ("send", "recv"):
+            first.setdefault(rank, peer if operation == "recv" else None)
+    found = []
+    for rank in ranks:
+        stage = 0
+        before = first.get(rank)
+        while before is not None and stage < len(ranks):
+            stage, before = stage + 1, first.get(before)
+        found.append(stage)
+    return found

@@ -42,6 +42,9 @@ def replay_notes(graph: Graph, settled: SteadyState) -> list[str]:
         (silent := silent_ranks(trace))
         and f"The trace is of one of {silent:,} ranks and holds none of their collectives: every answer leaves "
         "communication out.",
+        trace.metadata.get("backend") == "fake"
+        and "torch's fake backend does not tell which group an operator used: `daydream collect --world N` records "
+        "it.",
         len(first)
         and not (first % 1000).any()
         and "Times were recorded in whole microseconds: short kernels and pauses are up to 1 us off.",

@@ -158,10 +158,9 @@ def _breakdowns(title: str, sides: tuple[Parts, Parts], names: tuple[str, str]) 
                 label=names[side - 1],
                 color=color,
             )
-            said = [f"{value:,.{digits}f}" for value in values]
             axes.bar_label(
                 bars,
-                labels=said,
+                fmt=f"{{:,.{digits}f}}",
                 padding=3,
                 fontsize=8,
                 color="0.3",
@@ -206,17 +205,12 @@ def _ranking(ranking: Ranking) -> Any:
     left, right = figure.subplots(1, 2)
     best = [each for each in ranking.optimizations if each.gains][:MOST_BARS][::-1]
     unit, size, _ = scale(ranking.replayed_ns)
-    after = np.array([each.predicted_ns or 0 for each in best], float)
-    ends = [(each.predicted_low_ns, each.predicted_high_ns) for each in best]
-    error = [
-        [0 if low is None else ns - low for ns, (low, _) in zip(after, ends, strict=True)],
-        [0 if high is None else high - ns for ns, (_, high) in zip(after, ends, strict=True)],
-    ]
-    names = [_name(each.optimization) for each in best]
+    times = [(each.predicted_low_ns, each.predicted_ns, each.predicted_high_ns) for each in best]
+    low, after, high = np.array(times, float).reshape(-1, 3).T / size
     left.barh(
-        names,
-        after / size,
-        xerr=np.array(error) / size,
+        [_name(each.optimization) for each in best],
+        after,
+        xerr=[after - low, high - after],
         color=AFTER,
         ecolor="0.25",
     )

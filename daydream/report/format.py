@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from daydream.lazy import regex
 from daydream.results import Predicted
+from daydream.trace.recorded_time import in_fake_world
+
+if TYPE_CHECKING:
+    from daydream.predict.replay import Replay
 
 INSTANCE = regex(r"(?<![^._])\d+(?=\.|$)")  # the number of a block: h.3.mlp, ViTLayer_3.Linear_17
 
@@ -95,9 +100,14 @@ def speedup_of(answer: Predicted) -> str:
     return speedup(answer.replayed_ns, answer.predicted_ns) if answer.predicted_ns else "-"
 
 
-def error_text(error: float | None, recorded: float) -> str:
-    """Return the replay error of an answer's step; where that step is estimated that of the recorded one."""
-    return f"replay error {percent(recorded if error is None else error, signed=True)}"
+def error_text(replay: Replay) -> str:
+    """Return the replay error of an answer's step; where that step is estimated that of the recorded one.
+
+    And which rank of a fake world was recorded.
+    """
+    error = replay.error if replay.basis_error is None else replay.basis_error
+    told = f"replay error {percent(error, signed=True)}"
+    return ", ".join(filter(None, [told, in_fake_world(replay.graph.recorded)]))
 
 
 def step_change_text(

@@ -17,9 +17,13 @@ VIEWS = {
     "Curves": "ranking.curves",
     "Explanation": "explanation.explanation",
     "Difference": "difference.difference",
+    "Series": "difference.series",
+    "Blame": "difference.blame",
     "Confirmation": "difference.confirmation",
     "Sweep": "ranking.sweep",
     "Scaling": "ranking.scaling",
+    "Plan": "..plan.view.plan",
+    "Choice": "..plan.view.choice",
     "MemoryReport": "memory.report",
     "MemoryView": "memory.uses",
     "Largest": "memory.largest",
@@ -39,8 +43,8 @@ def view(result: object, *, verbose: bool = False, **options: Any) -> Sequence[B
     """
     for each in type(result).__mro__:
         if each.__name__ in VIEWS and each.__module__.startswith("daydream."):
-            module, name = VIEWS[each.__name__].split(".")
-            function = getattr(import_module(f"daydream.report.views.{module}"), name)
+            module, _, name = VIEWS[each.__name__].rpartition(".")
+            function = getattr(import_module(f".{module}", "daydream.report.views"), name)
             found: Sequence[Block] = function(result, verbose=verbose, **options)
             return found
     raise TypeError(f"there is no view of {type(result).__name__}")

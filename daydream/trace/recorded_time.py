@@ -86,7 +86,8 @@ def silent_ranks(trace: Trace) -> int:
 def in_fake_world(trace: Trace) -> str | None:
     """Return which rank of a fake world a trace is of, in words; None for others."""
     world = trace.metadata.get("fake_world")
-    return world and f"rank {world['rank']} of {world['world_size']:,} in a fake world"
+    others = " and others" if "ranks" in trace.metadata else ""
+    return world and f"rank {world['rank']}{others} of {world['world_size']:,} in a fake world"
 
 
 def shared_already(trace: Trace) -> str | None:
@@ -99,7 +100,8 @@ def shared_already(trace: Trace) -> str | None:
     if ranks := silent_ranks(trace):
         return (
             f"the trace is of one of {ranks:,} ranks, which share the work already, and holds none of their "
-            "collectives; ask it of a trace of one GPU alone"
+            "collectives; ask it of a trace of one GPU alone, or record this job with its collectives: "
+            f"daydream collect --world {ranks} SCRIPT"
         )
     return None
 

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from daydream.text import counted, listed
     from daydream.transforms.compose import need_room
 
-_HOMES = {
-    "daydream.files.input_files": ("read_text",),
-    "daydream.text": ("counted", "listed"),
-    "daydream.transforms.compose": ("need_room",),
-    "daydream.model.optimizers": ("optimizer_settings",),
-}
+_HOMES = lazy.imports_of(__file__)
 
 __all__ = [
     "counted",

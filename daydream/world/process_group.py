@@ -7,7 +7,8 @@ Each call and each wait is a range of the profiler, with the number of its colle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +48,11 @@ class Asked(Struct):
 
 
 ASKED: list[Asked] = []  # by their numbers, since the script began
+# Entered with each collective that is asked for, while its values move.
+HEARD: list[Callable[[Asked], AbstractContextManager[None]]] = []
+WAITED: list[
+    Callable[[int], None]
+] = []  # called with the number of each collective that is waited for
 GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
 
 
@@ -62,6 +68,8 @@ class Done(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Note the wait."""
         del timeout
+        for note in WAITED:
+            note(self._number)
         with torch.profiler.record_function(WAIT.format(self._number)):
             return True
 
@@ -152,7 +160,10 @@ class FakeGroup(dist.ProcessGroup):
         )
         number = len(ASKED)
         ASKED.append(asked)
-        with torch.profiler.record_function(CALL.format(operation, number)), torch.no_grad():
+        with torch.profiler.record_function(CALL.format(operation, number)), ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for hear in HEARD:
+                stack.enter_context(hear(asked))
             _enable_record_function(False)
             try:
                 for to, of in pairs:

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
+from unittest import mock
 
 import msgspec
 import pytest
+from cli.command_line import daydream as command_line
 
 from daydream.agents.questions import RECORDS, brief, schema
 from daydream.cli import main
 
-WITHOUT = "import sys; sys.modules['mcp'] = None; from daydream.cli import main; main(sys.argv[1:])"
-
 
 def run(*words):
-    command = [sys.executable, "-c", WITHOUT, "mcp", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    """Run `daydream mcp` where its package is missing."""
+    with mock.patch.dict(sys.modules, {"mcp": None}):
+        return command_line("mcp", *words, folder=".")
 
 
 def test_help_and_the_skill_need_no_package():
     for words, first in ((["--help"], "Usage: daydream mcp"), (["--skill"], "---\nname: daydream")):
         done = run(*words)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(first)
-    path = Path(run("--skill-path").stdout.strip())
-    assert path.read_text(encoding="utf-8") == run("--skill").stdout
+        assert done.code == 0, done.err
+        assert done.out.startswith(first)
+    path = Path(run("--skill-path").out.strip())
+    assert path.read_text(encoding="utf-8") == run("--skill").out
 
 
 def test_without_the_package_it_says_what_to_install():
     done = run()
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "pip install -e '.[mcp]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 1
+    assert done.out == ""
+    assert "pip install -e '.[mcp]'" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_root_that_is_none_is_said(capsys):

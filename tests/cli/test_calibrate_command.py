@@ -39,14 +39,6 @@ def test_it_says_what_was_measured_and_what_was_not(calibrated):
     assert (calibrated / "times.parquet").stat().st_size < 20_000
 
 
-def test_a_prediction_uses_the_table_and_says_for_how_much(calibrated):
-    done = run_in(
-        "whatif", *BATCH, "--trace", "t.parquet", "--table", "times.parquet", "--json", folder=calibrated
-    )
-    assert done.code == 0, done.err
-    assert any("Times by model" in note and "table" in note for note in json.loads(done.out)["notes"])
-
-
 def test_a_hand_made_table_gives_what_it_says(calibrated):
     """Calls of the old batch take 1 us there, those of the new one 1, 2 or 3: each step is as much longer."""
     said = json.loads((calibrated / "said.json").read_text())
@@ -69,40 +61,24 @@ def test_a_hand_made_table_gives_what_it_says(calibrated):
     assert more[0] > 0
 
 
-def test_the_next_command_is_what_it_says(calibrated):
-    done = process(
-        "calibrate --trace t.parquet --optimization=batch-size --factor 2 -o again.parquet",
-        "--call-limit", "0.001", folder=calibrated,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "operator calls timed on the CPU" in done.out
-    assert "left out" in done.out
-    typed = done.err.splitlines()[-1].removeprefix("next: daydream ")
-    assert typed == "whatif batch-size --factor 2 t.parquet --table again.parquet"
-    assert run_in(*typed.split(), folder=calibrated).code == 0
-
-
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("asked", "code", "said"),
     [
-        (("calibrate", "--trace", "absent.parquet"), 1, "absent.parquet"),
-        (("calibrate",), 2, "missing argument 'TRACE'"),
-        (("calibrate", "--trace", "t.parquet", "--optimization", "apm"), 1, "Did you mean 'amp'?"),
-        (("calibrate", "--trace", "t.parquet", "--optimization", "amp+"), 2, "empty part"),
-        (("calibrate", "--trace", "t.parquet", "--optimization", "amp"), 1, "kernels"),
-        (("calibrate", "--trace", "t.parquet", "--optimization", "batch-size"), 2, "--factor"),
-        (("calibrate", "--trace", "t.parquet", "--optimization", "scale", "--factor", "-1"), 2, "factor"),
-        (("calibrate", "--trace", "t.parquet", "--total-limit", "0"), 2, "above 0"),
-        (("calibrate", "--trace", "t.parquet", "-o", "t.parquet"), 1, "is read by this command"),
-        (("calibrate", "--trace", "t.parquet", "-o", "times.parquet"), 1, "--force"),
-        (("rank", "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
-        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "absent.csv"), 1, "absent.csv: no such file"),
-        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "t.parquet"), 1, "not a table of times"),
-        (("whatif", *BATCH, "--trace", "t.parquet", "--table", "said.json"), 1, "a time needs"),
+        ("calibrate --trace absent.parquet", 1, "absent.parquet"),
+        ("calibrate --trace t.parquet --optimization apm", 1, "Did you mean 'amp'?"),
+        ("calibrate --trace t.parquet --optimization amp", 1, "kernels"),
+        ("calibrate --trace t.parquet --optimization batch-size", 2, "--factor"),
+        ("calibrate --trace t.parquet --optimization scale --factor -1", 2, "factor"),
+        ("calibrate --trace t.parquet --total-limit 0", 2, "above 0"),
+        ("calibrate --trace t.parquet -o t.parquet", 1, "is read by this command"),
+        ("calibrate --trace t.parquet -o times.parquet", 1, "--force"),
+        ("rank --trace t.parquet --table absent.csv", 1, "absent.csv: no such file"),
+        ("whatif batch-size --factor 2 --trace t.parquet --table t.parquet", 1, "not a table of times"),
+        ("whatif batch-size --factor 2 --trace t.parquet --table said.json", 1, "a time needs"),
     ],
-)  # fmt: skip
-def test_bad_input_gets_one_clear_message(calibrated, args, code, said):
-    done = run_in(*args, folder=calibrated)
+)
+def test_bad_input_gets_one_clear_message(calibrated, asked, code, said):
+    done = run_in(asked, folder=calibrated)
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert "Traceback" not in done.err

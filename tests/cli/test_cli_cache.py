@@ -74,16 +74,6 @@ def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch)
     assert len(entries(cache)) == 1
 
 
-def test_pages_and_timelines_are_the_same(ask, folder, cache):
-    for number in range(2):
-        files = "--html", f"{number}.html", "-o", f"{number}.json"
-        ask("whatif amp --trace step.parquet", *files, *(["--no-cache"] if not number else []))
-        if not number:
-            ask("replay --trace step.parquet")
-    for kind in ("html", "json"):
-        assert (folder / f"0.{kind}").read_bytes() == (folder / f"1.{kind}").read_bytes()
-
-
 def test_the_second_question_needs_no_pyarrow(ask, folder, cache):
     asked = "whatif", "amp", "--trace", "step.parquet", "--json"
     first = ask(*asked)
@@ -105,21 +95,6 @@ def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache
         ask("replay --trace step.json.gz --json --no-cache").out
     )
     assert len(entries(cache)) == 2
-
-
-def test_options_that_find_other_steps_have_an_entry_of_their_own(ask, cache):
-    for given in ([], ["--steps", "auto"]):
-        asked = "replay", "--trace", "step.json.gz", "--json", *given
-        assert ask(*asked) == ask(*asked) == ask(*asked, "--no-cache")
-    assert len(entries(cache)) == 2
-
-
-@pytest.mark.parametrize("how", ["--no-cache", "off", ""])
-def test_nothing_is_kept_where_none_is_wanted(ask, cache, how, monkeypatch):
-    if how != "--no-cache":
-        monkeypatch.setenv("DAYDREAM_CACHE", how)
-    assert ask("replay --trace step.parquet", *([how] if how == "--no-cache" else [])).code == 0
-    assert not cache.exists()
 
 
 def test_it_lies_in_the_users_cache_and_is_private(ask, tmp_path, monkeypatch):
@@ -165,12 +140,6 @@ def test_what_was_used_longest_ago_goes_first(ask, cache, monkeypatch):
     assert not (cache / f"old{UNFINISHED}").exists()
     assert (cache / f"new{UNFINISHED}").exists()
     assert sum(entry.stat().st_size for entry in entries(cache)) <= most
-
-
-def test_what_is_larger_than_the_cache_may_be_is_not_kept(ask, cache, monkeypatch):
-    monkeypatch.setattr("daydream.files.cache.MOST_BYTES", 1000)
-    assert ask("replay --trace step.parquet").code == 0
-    assert list(cache.iterdir()) == []
 
 
 def test_info_tells_what_is_kept(ask, cache, monkeypatch):

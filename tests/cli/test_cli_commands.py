@@ -67,13 +67,6 @@ def test_steps_can_be_named_by_a_marker_or_found(ask):
         assert said in " ".join(ask(f"info step.json.gz {how}").out.split())
 
 
-def test_nothing_is_drawn_where_there_is_no_terminal(ask):
-    done = ask("replay --trace step.json.gz")
-
-    assert "\r" not in done.err
-    assert done.err.startswith("next: ")
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -110,30 +103,11 @@ def test_progress_shows_after_a_while_and_is_erased(terminal):
     assert written.endswith("\x1b[1A\x1b[2K")
 
 
-def test_the_cursor_is_not_hidden_while_progress_shows(terminal):
-    written = shows(terminal, "reading", 0.5, until="50%")
-
-    assert written.index("\x1b[?25h") < written.index("reading")
-
-
-def test_progress_without_colours(terminal, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    assert not re.search(r"\x1b\[[0-9;]*m", shows(terminal, "reading", 0.5, until="50%"))
-
-
 def test_a_dumb_terminal_shows_no_progress(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     with Progress(terminal, patience_s=0) as progress:
         progress("reading", 0.5)
         time.sleep(0.5)
-
-    assert terminal.getvalue() == ""
-
-
-def test_quick_work_shows_no_progress(terminal):
-    with Progress(terminal) as progress:
-        progress("reading a", 0.5)
 
     assert terminal.getvalue() == ""
 

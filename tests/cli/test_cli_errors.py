@@ -86,7 +86,6 @@ BAD_QUESTIONS = {
     "inf step.parquet": (USAGE, "unknown command 'inf'. Did you mean 'info'?"),
     "info step.parquet --what": (USAGE, "--what"),
     "info step.parquet --trace step.parquet": (USAGE, "one trace is needed, 2 are given"),
-    "info --trace none.json": (FAILED, "none.json: no such file"),
     "info step.parquet --steps often": (USAGE, "'often' is not 'auto'"),
     "info step.json.gz --steps auto --step-marker a": (USAGE, "exclude each other"),
     "info step.json.gz --step-marker (": (USAGE, "'(' is not a regular expression"),
@@ -106,24 +105,17 @@ BAD_QUESTIONS = {
     "import": (USAGE, "missing argument 'SOURCE...'"),
     "import step.json.gz": (FAILED, "step.parquet exists already"),
     "import step.json.gz -o out.json": (USAGE, "name it .parquet"),
-    "import step.json.gz -o nowhere/out.parquet": (FAILED, "there is no folder nowhere"),
     "import step.json.gz step.parquet -o out.parquet": (FAILED, "give it alone"),
     "whatif": (USAGE, "name an optimization"),
     "whatif amp": (USAGE, "missing argument 'TRACE'"),
     "whatif xyz --trace step.parquet": (FAILED, "`daydream whatif --list` shows those there are"),
     "whatif apm --trace step.parquet": (FAILED, "unknown optimization 'apm'. Did you mean 'amp'?"),
-    "whatif amp+apm --trace step.parquet": (FAILED, "unknown optimization 'apm'"),
     "whatif amp+amp --trace step.parquet": (USAGE, "names amp twice"),
-    "whatif + --trace step.parquet": (USAGE, "names nothing"),
     "whatif amp+ --trace step.parquet": (USAGE, "'amp+' has an empty part"),
-    "whatif amp++scale --trace step.parquet": (USAGE, "has an empty part"),
-    "whatif amp --math-speedup inf --trace step.parquet": (USAGE, "'inf' is not a finite number"),
     "whatif ./mine.py --trace step.parquet": (FAILED, "no such file"),
     "whatif amp other --trace step.parquet": (USAGE, "2 are given: other step.parquet"),
     "whatif amp --math-speed 2 --trace step.parquet": (USAGE, "--math-speedup"),
     "whatif amp --math-speedup fast --trace step.parquet": (USAGE, "'fast' is not a valid float"),
-    "whatif amp --math-speedup nan --trace step.parquet": (USAGE, "'nan' is not a finite number"),
-    "whatif amp --math-speedup 0 --trace step.parquet": (USAGE, "amp"),
     "whatif amp --math-speedup -2 --trace step.parquet": (USAGE, "must be above 0"),
     "whatif ddp --workers 64 --cluster dgx-a100:1 --gradient-mb 9 --trace step.parquet": (
         USAGE,
@@ -138,11 +130,7 @@ BAD_QUESTIONS = {
     "scaling --workers 2-5 --trace step.parquet": (USAGE, "a list is written 2,3,4,...,5"),
     "whatif scale --trace step.parquet": (USAGE, "missing option '--factor'"),
     "whatif scale --factor -1 --trace step.parquet": (USAGE, "0 or more"),
-    "whatif scale --factor nan --trace step.parquet": (USAGE, "'nan' is not a finite number"),
-    "whatif scale --factor inf --trace step.parquet": (USAGE, "inf"),
     "whatif scale --factor 2 --on tpu --trace step.parquet": (USAGE, "cpu"),
-    "whatif scale --factor 2 --kind core --trace step.parquet": (USAGE, "memcpy"),
-    "whatif scale --factor 2 --phase lunch --trace step.parquet": (USAGE, "backward"),
     "whatif scale --factor 2 --name [ --trace step.parquet": (USAGE, "not a regular expression"),
     "whatif scale --factor 2 --name nothing-like-it --trace step.parquet": (FAILED, "no task matched"),
 }
@@ -169,21 +157,6 @@ def assert_clear(done):
     assert all(line.startswith("       ") for line in others)
     assert len(others) <= 4
     assert done.out == ""
-
-
-def test_a_users_file_may_have_helpers_and_a_dash_in_its_name(ask, folder):
-    (folder / "half-time.py").write_text(
-        "def half_time(graph, *, factor: float = 0.5):\n    graph.select().scale(checked(factor))\n\n\n"
-        "def checked(factor):\n    return abs(factor)\n"
-    )
-
-    done = ask("whatif half-time.py --factor 1 --trace step.parquet")
-    wrong = ask("whatif half-time.py --factor half --trace step.parquet")
-
-    assert done.code == 0
-    assert done.out.startswith("half-time: ")
-    assert wrong.code == USAGE
-    assert "'half' is not a valid float" in wrong.err
 
 
 def test_force_overwrites_and_only_force(ask, folder):

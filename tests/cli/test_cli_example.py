@@ -1,6 +1,5 @@
 """`daydream example`: what comes with daydream is written where one is."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ def test_an_example_is_what_the_repository_holds(ask, folder, name):
     assert f"copy_of_{name}" in done.err.splitlines()[-1]
 
 
-def test_the_command_that_is_named_next_answers(ask, folder):
-    ask("example mlp_cpu.json.gz")
-
-    assert ask("explain --trace mlp_cpu.json.gz").code == 0
-
-
 def test_nothing_is_written_over_and_unknown_names_are_refused(ask, folder):
     (folder / "train_gpt.py").write_text("mine")
     kept, unknown = ask("example train_gpt.py"), ask("example gpt")
@@ -40,10 +33,3 @@ def test_nothing_is_written_over_and_unknown_names_are_refused(ask, folder):
     assert (folder / "train_gpt.py").read_text() == "mine"
     assert "unknown example 'gpt'; choose synthetic_gpt_gpu.json.gz" in unknown.err
     assert ask("example train_gpt.py --force").code == 0
-
-
-def test_json_says_where_it_is(ask, folder):
-    found = json.loads(ask("example mlp_cpu.json.gz --json").out)
-
-    assert (folder / found["path"]).stat().st_size == found["bytes"]
-    assert [each["name"] for each in json.loads(ask("example --json").out)["examples"]] == list(EXAMPLES)

@@ -79,17 +79,6 @@ def test_list_prints_every_optimization_with_its_options(ask):
     assert (factor["default"], factor["required"]) == (None, True)
 
 
-def test_info_and_import_print_one_object(ask, folder):
-    info = parsed(ask("info step.parquet --json"))
-    imported = parsed(ask("import step.json.gz -o new.parquet --json"))
-
-    assert info["covered"] == imported["covered"] == 3
-    assert info["rows"] == imported["rows"] == sum(info["rows_by_kind"].values())
-    assert info["verdicts"]["replay"]["answer"] == "yes"
-    assert imported["trace"] == "new.parquet"
-    assert imported["bytes"] == (folder / "new.parquet").stat().st_size
-
-
 def test_what_a_users_code_prints_goes_to_stderr(ask, folder):
     (folder / "chatty.py").write_text(
         "print('loading')\n\ndef chatty(graph, *, loud: bool = False):\n    print('editing', loud)\n"

@@ -30,13 +30,6 @@ def test_answers_say_of_which_steps_they_are(asked, long, words):
     assert "stand for all" not in asked(*words, "--trace", str(long), "--steps", ":")
 
 
-def test_json_has_the_note_and_the_steps(asked, long):
-    found = json.loads(asked("whatif", "amp", "--json", "--trace", str(long)))
-
-    assert len(found["steps"]) == SOME
-    assert any("stand for all" in note for note in found["notes"])
-
-
 def test_compare_tells_it_of_both(asked, long):
     said = asked("compare", "-v", str(long), str(long))
 
@@ -48,25 +41,3 @@ def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked, l
 
     assert len(said["steps"]) == STEPS
     assert sum("stand for all" in note for note in said["notes"]) == 1
-
-
-def test_info_of_a_range_of_steps_tells_of_no_others(asked, long):
-    assert "stand for all" not in asked("info", "-v", str(long), "--steps", "0:50")
-
-
-def test_an_exported_replay_is_whole(asked, long, tmp_path):
-    assert "stand for all" not in asked("replay", "--trace", str(long), "-o", str(tmp_path / "out.json"))
-
-
-@pytest.mark.parametrize("first", ["whatif", "info"])
-def test_what_is_kept_of_it_changes_no_answer(asked, long, tmp_path, monkeypatch, first):
-    """`info` looks at the whole recording, `whatif` at some steps: neither takes what the other read."""
-    questions = {
-        "whatif": ["whatif", "amp", "--json", "--trace", str(long)],
-        "info": ["info", "--json", str(long)],
-    }
-    monkeypatch.setenv("DAYDREAM_CACHE", "off")
-    without = {name: asked(*words) for name, words in questions.items()}
-    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "kept"))
-    for name in (first, "whatif", "info", "whatif"):
-        assert asked(*questions[name]) == without[name]

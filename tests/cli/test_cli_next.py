@@ -10,9 +10,6 @@ from graph.small_traces import note, op, trace
 from shared import shared_trace
 from test_cli_golden import COMMANDS
 
-import daydream
-from daydream.report.format import speedup, time_text
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEXT = "next: daydream "
 LONGEST = 4  # a chain of commands ends at a file that was written
@@ -96,23 +93,6 @@ def test_a_suggested_file_is_a_new_one(ask, folder):
     done = ask("whatif amp --trace step.parquet --verbose")
 
     assert done.err.endswith("-o amp-2.json.gz\n")
-
-
-def test_a_change_to_try_next_keeps_what_was_typed_and_saves_what_was_said(ask, folder):
-    asked = ("whatif", "amp", "--math-speedup", "2.5", "--trace", "step.parquet")
-    done = ask(*asked)
-    words = shlex.split(done.err.splitlines()[-1].removeprefix(NEXT))
-    without = daydream.whatif(folder / "step.parquet", "amp", math_speedup=2.5)
-    both = daydream.whatif(without.replay, words[1], math_speedup=2.5).simulated_ns
-    alone = without.simulated_ns
-
-    assert words[1].startswith("amp+")
-    assert words[2:6] == [*asked[2:]]
-    added = words[1].removeprefix("amp+")
-    assert (
-        f"try next: {added} saves another {time_text(alone - both)}, a further {speedup(alone, both)}"
-        in done.out
-    )
 
 
 def test_where_nothing_is_gained_only_a_faster_part_is_asked_about(ask, folder):

@@ -65,19 +65,6 @@ def test_a_mistake_has_its_file_and_line(ask, folder, command, line):
     assert "keep" not in done.err
 
 
-def test_a_value_that_the_file_refuses_is_a_usage_error(ask, folder):
-    (folder / "mine.py").write_text(HEAD + "raise GraphError(f'keep must be above 0, not {keep:g}')\n")
-    (folder / "none.py").write_text("def none(graph):\n    graph.does_not_apply('there is nothing to do')\n")
-
-    refused = ask("whatif mine.py --trace step.parquet")
-    nothing = ask("whatif none.py --trace step.parquet")
-
-    assert (refused.code, nothing.code) == (USAGE, FAILED)
-    assert refused.err.startswith("error: keep must be above 0, not 0\n")
-    rank = "       daydream rank step.parquet lists the changes that do apply.\n"
-    assert nothing.err == "error: step.parquet: there is nothing to do\n" + rank
-
-
 def test_a_layer_that_is_not_there_gets_the_nearest(ask, folder):
     line = "graph.select(kind='kernel', layer='layer.*.atention.*').scale(0.5)"
     (folder / "mine.py").write_text(HEAD + line + "\n")

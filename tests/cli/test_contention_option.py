@@ -1,14 +1,9 @@
 """`--contention` of `whatif` and `scaling`, as it is typed and as it is told."""
 
-from pathlib import Path
-
 import pytest
 from contention_machine import Machine
 from test_cli_json import parsed
 
-import daydream
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
 NETWORK = ("whatif", "network", "--bandwidth-factor", "4", "--trace", "transfers.parquet")
 
 
@@ -48,46 +43,3 @@ def test_a_value_that_makes_no_sense_is_one_line_and_a_usage_error(ask, command,
     assert done.out == ""
     assert done.err.startswith("error: invalid value for '--contention': contention is 'measured', 'off', a ")
     assert "Traceback" not in done.err
-
-
-def test_what_has_no_transfers_says_nothing_of_it(ask):
-    for how in ((), ("--contention", "1.5")):
-        done = ask("whatif scale --factor 0.5 --on gpu --trace step.parquet", *how)
-        assert done.code == 0, done.err
-        assert "ontention" not in done.out
-    told = parsed(ask("whatif scale --factor 0.5 --on gpu --trace step.parquet --json"))
-    assert told["contention"] is None
-
-
-def test_scaling_slows_the_kernels_of_many_workers_but_not_of_one(ask):
-    asked = (
-        "scaling",
-        "--trace",
-        "step.parquet",
-        "--gradient-mb",
-        "50",
-        "--bandwidth",
-        "10",
-        "--workers",
-        "1,8",
-    )
-    off, given = (parsed(ask(*asked, "--contention", how, "--json")) for how in ("off", "1.5"))
-    assert given["contention"]["mode"] == "given"
-    assert given["workers"][0] == off["workers"][0]
-    assert given["workers"][1]["step_ns"] > off["workers"][1]["step_ns"]
-    unmeasured = parsed(ask(*asked, "--json"))
-    assert unmeasured["workers"] == off["workers"]
-    assert any(
-        "Contention is not modelled: the trace has no transfers" in note for note in unmeasured["notes"]
-    )
-
-
-def test_workers_that_wait_for_each_other_are_slowed_too():
-    replay = daydream.replay(EXAMPLE)
-    how = {"cluster": "p3", "gradient_mb": 170.0, "jitter": 0.05, "straggler": 1.1}
-    off, given = (daydream.scaling(replay, [1, 16], contention=each, **how) for each in ("off", (1.5, 1.2)))
-    assert given.rows[0] == off.rows[0]
-    assert given.rows[1].step_ns > off.rows[1].step_ns
-    assert given.rows[1].overhead_ns == off.rows[1].overhead_ns  # without transfers nothing is slowed
-    again = daydream.scaling(replay, [1, 16], contention=(1.5, 1.2), **how)
-    assert again.rows == given.rows

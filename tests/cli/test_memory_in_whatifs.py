@@ -11,9 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
 
 from two_blocks import ALWAYS, LAYER, WEIGHT, two_blocks
 
-import daydream as daydream_module
-from daydream.report.html.page import page
-
 NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 
 
@@ -51,13 +48,6 @@ def test_without_memory_events_nothing_is_said(folder):
     assert found["memory"] is None
 
 
-def test_what_cannot_say_says_that_in_a_clause(folder):
-    done = asked(folder, "whatif metaflow --layers blocks.* --factor 0.5")
-    assert "metaflow cannot say what that does to memory" in done.out
-    found = asked(folder, "whatif metaflow --layers blocks.* --factor 0.5 --json")
-    assert json.loads(found.out)["memory"] is None
-
-
 def test_rank_has_a_column_and_sorts_by_it(folder):
     done = asked(folder, "rank --by memory --capacity 2400 --no-curves")
     assert done.code == 0
@@ -72,16 +62,6 @@ def test_rank_by_memory_needs_memory(folder):
     done = asked(folder, "rank --by memory", trace="none.parquet")
     assert (done.code, done.out) == (1, "")
     assert "none.parquet: this trace has no memory events" in done.err
-
-
-def test_a_sweep_has_a_column(folder):
-    done = asked(folder, "sweep batch-size --set factor=2,32 --capacity 3000")
-    assert done.code == 0
-    lines = [line.split() for line in done.out.splitlines()]
-    assert [word for line in lines if line[:1] == ["2"] for word in line if word == "2.6"] == ["2.6"]
-    assert "does not fit" in done.out
-    found = json.loads(asked(folder, "sweep batch-size --set factor=2 --json").out)
-    assert found["scenarios"][0]["memory"]["before_bytes"] == NOW
 
 
 def test_scaling_has_a_column(folder):
@@ -187,13 +167,6 @@ def test_explain_after_a_change_tells_the_peak_then(folder):
     assert "optimizer states, reached in backward" in said
 
 
-def test_a_capacity_without_memory_events_is_answered(folder):
-    assert "peak memory" not in explained(folder, trace="none.parquet")
-    for command in (["explain"], ["whatif", "fused-adam"]):
-        done = asked(folder, *command, "--capacity", "24GB", trace="none.parquet")
-        assert "peak memory is not known: the trace has no memory events" in " ".join(done.out.split())
-
-
 def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
     done = asked(folder, "sweep --set batch-size.factor=16,2 --sort order --capacity 3000")
 
@@ -204,24 +177,6 @@ def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
     assert ["does not fit" in line for line in lines if line.split()[:1] == ["16"]] == [True]
     nothing = asked(folder, "sweep batch-size --set factor=2,16 --capacity 1000").out
     assert nothing.startswith("batch-size: no scenario fits the device's memory")
-
-
-def test_notebooks_show_what_does_not_fit_in_grey(folder):
-    found = daydream_module.sweep(folder / "m.parquet", "batch-size", {"factor": [2.0, 16.0]}, capacity=3000)
-    rows = found._repr_html_().split("<tr")
-    assert [
-        row.startswith(' style="opacity') for row in rows if "<span>16</span>" in row or ">16</td>" in row
-    ] == [True]
-    doubled = [row for row in rows if row.partition("</td>")[0].endswith(">2")]
-    assert [row.startswith(' style="opacity') for row in doubled] == [False]
-
-
-def test_the_ranked_what_ifs_of_a_report_tell_memory(folder):
-    replay = daydream_module.replay(daydream_module.load(folder / "m.parquet"))
-    ranking = daydream_module.rank(replay, pairs=0, with_curves=False, by="memory", capacity=1900)
-    told = page(replay, ranking)
-    assert "memory, KiB" in told
-    assert 'class="faded"' in told
 
 
 def test_explain_says_when_parameters_alone_do_not_fit(folder):

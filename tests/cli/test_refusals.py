@@ -1,58 +1,13 @@
 """Where an optimization does not apply: the reason, and what to do, on every example."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from daydream.transforms.registry import names
 
-NO_WAIT = (
-    "cpu.json.gz: no step waits longer than 0.53 ms for its data, and fetching a batch from workers costs "
-    "1.5 ms (--get-ms): workers would save nothing"
-)
-AS_DDP = (
-    "Predict several GPUs with it (ddp+compression), or record a job of several ranks: daydream collect "
-    "--nproc-per-node 2 SCRIPT"
-)
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.mark.parametrize(
-    ("asked", "trace", "lines"),
-    [
-        (
-            "amp", "cpu.json.gz",
-            ["cpu.json.gz: this trace has no kernels in the forward or backward pass",
-             "This trace has CPU work only; record a step on a GPU to predict this."],
-        ),
-        (
-            "fused-adam+amp", "cpu.json.gz",
-            ["cpu.json.gz: amp: this trace has no kernels in the forward or backward pass",
-             "This trace has CPU work only; record a step on a GPU to predict this."],
-        ),
-        (
-            "dataloader", "cpu.json.gz",
-            [NO_WAIT],
-        ),
-        (
-            "compression", "gpt.json.gz",
-            ["gpt.json.gz: this trace has no all-reduce in the backward pass",
-             AS_DDP],
-        ),
-        ("fused-softmax", "cpu.json.gz", ["cpu.json.gz: no softmax in this trace"]),
-    ],
-)  # fmt: skip
-def test_where_nothing_applies_it_says_what_to_do(ask, folder, asked, trace, lines):
-    shutil.copy(EXAMPLES / "mlp_cpu.json.gz", folder / "cpu.json.gz")
-    shutil.copy(EXAMPLES / "synthetic_gpt_gpu.json.gz", folder / "gpt.json.gz")
-
-    done = ask("whatif", asked, "--trace", trace)
-
-    rank = f"daydream rank {trace} lists the changes that do apply."
-    assert done.code == 1
-    assert done.err == "\n       ".join([f"error: {lines[0]}", *lines[1:], rank]) + "\n"
 
 
 @pytest.mark.parametrize("example", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])

@@ -29,16 +29,6 @@ def test_the_peak_comes_first_and_a_next_step_last(trained):
     assert done.err == "next: daydream whatif fsdp t.parquet\n"
 
 
-def test_json_has_the_promised_keys(trained):
-    done = daydream("memory --trace t.parquet --json", folder=trained)
-
-    said = json.loads(done.out)
-    (device,) = said["devices"]
-    assert device["peak_allocated_bytes"] == 16120
-    assert device["peak_step"] == "ProfilerStep#3"
-    assert said["outside_bytes"] is None
-
-
 @pytest.mark.parametrize("by", ["operators", "layers", "idle"])
 def test_other_looks_have_text_and_json(trained, by):
     done = daydream("memory --trace t.parquet --by", by, folder=trained)
@@ -63,15 +53,3 @@ def test_a_timeline_and_a_report_are_written(trained):
     again = daydream("memory --trace t.parquet --html m.html", folder=trained)
     assert again.code == 1
     assert "--force" in again.err
-
-
-def test_a_trace_without_memory_says_how_to_record_it(trained):
-    recording = Recording()
-    recording.inside("aten::mm")
-    (trained / "bare").mkdir()
-    recording.trace(trained / "bare").save(trained / "bare.parquet")
-
-    done = daydream("memory --trace bare.parquet", folder=trained)
-
-    assert (done.code, done.out) == (1, "")
-    assert "no memory events. Record it with `daydream collect" in done.err

@@ -1,53 +1,45 @@
 """Small Kineto documents for the tests, written by hand: times in microseconds, as torch writes them."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from daydream.trace.trace import Trace
 
 MAIN, ENGINE = 100, 101
 
 
-def row(
-    cat: str, name: str, ts: Any, dur: Any, *, pid: Any = 100, tid: Any = MAIN, **args: Any
-) -> dict[str, Any]:
+def row(cat, name, ts, dur, *, pid=100, tid=MAIN, **args):
     """One complete event; `args` with underscores for blanks (`External_id`)."""
     given = {key.replace("_", " "): value for key, value in args.items()}
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": given}
 
 
-def op(name: str, ts: Any, dur: Any, **args: Any) -> dict[str, Any]:
+def op(name, ts, dur, **args):
     return row("cpu_op", name, ts, dur, **args)
 
 
-def note(name: str, ts: Any, dur: Any, **args: Any) -> dict[str, Any]:
+def note(name, ts, dur, **args):
     return row("user_annotation", name, ts, dur, **args)
 
 
-def call(name: str, ts: Any, dur: Any, correlation: int, **args: Any) -> dict[str, Any]:
+def call(name, ts, dur, correlation, **args):
     return row("cuda_runtime", name, ts, dur, correlation=correlation, **args)
 
 
-def kernel(name: str, ts: Any, dur: Any, correlation: int, *, stream: Any = 7, **args: Any) -> dict[str, Any]:
+def kernel(name, ts, dur, correlation, *, stream=7, **args):
     return row(
         "kernel", name, ts, dur, pid=0, tid=stream, device=0, stream=stream, correlation=correlation, **args
     )
 
 
-def training(steps: int = 3, *, step_us: int = 1000) -> list[dict[str, Any]]:
+def training(steps=3, *, step_us=1000):
     """A training loop with a loader, a forward pass, an autograd thread and an optimizer.
 
     main    |load|linear|relu|mse_loss|.............|Optimizer.step|
     engine                            |node|node|accumulate|
     stream        |gemm|relu|loss|     |dgemm|...          |add|
     """
-    events: list[dict[str, Any]] = []
+    events = []
     for step in range(steps):
         at, ids, seq = step * step_us, 100 * step, 10 * step
         events += [
@@ -105,7 +97,7 @@ def training(steps: int = 3, *, step_us: int = 1000) -> list[dict[str, Any]]:
     return events
 
 
-def document(events: list[dict[str, Any]], **header: Any) -> dict[str, Any]:
+def document(events, **header):
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 10}],
@@ -114,7 +106,7 @@ def document(events: list[dict[str, Any]], **header: Any) -> dict[str, Any]:
     }
 
 
-def write(path: Path, content: Any) -> Path:
+def write(path, content):
     """Write JSON (or text, or bytes) to a file, gzipped if its name says so."""
     data = (
         content
@@ -125,13 +117,13 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def rows_named(trace: Trace, name: str) -> list[int]:
+def rows_named(trace, name):
     return [int(line) for line in np.flatnonzero(trace["name"] == trace.code("name", name))]
 
 
-def phases(trace: Trace, *kinds: str) -> dict[str, set[str | None]]:
+def phases(trace, *kinds):
     """Return the phases that rows of each name have, for some kinds of rows."""
-    found: dict[str, set[str | None]] = {}
+    found = {}
     lines = np.flatnonzero(trace.is_kind(*kinds))
     for name, phase in zip(trace.values("name", lines), trace.values("phase", lines), strict=True):
         found.setdefault(name, set()).add(phase)

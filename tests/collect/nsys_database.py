@@ -1,13 +1,9 @@
 """Small Nsight Systems exports for the tests: tables as lists of rows, written to SQLite."""
 
-from __future__ import annotations
-
 import sqlite3
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.databases import open_database
 from daydream.collect.importers.nsys import read_export
 from daydream.trace.trace import Trace
@@ -57,18 +53,18 @@ OTHER_TABLES = (
 )
 
 
-def read_nsys(path: Path) -> Recording:
+def read_nsys(path):
     """Return the recording in an export, as it is read for a trace."""
     with open_database(path, None) as database:
         return read_export(database)
 
 
-def packed(tid: int = 0, pid: int = PID) -> int:
+def packed(tid=0, pid=PID):
     """Return a globalTid, or a globalPid for thread 0."""
     return 1 << 48 | pid << 24 | tid
 
 
-def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, pid: int = PID) -> Row:
+def call(start, end, correlation, name, *, tid=MAIN, pid=PID):
     return {
         "start": start,
         "end": end,
@@ -80,7 +76,7 @@ def call(start: int, end: int, correlation: int, name: str, *, tid: int = MAIN, 
     }
 
 
-def on_device(start: int, end: int, correlation: int, *, pid: int = PID, **more: Any) -> Row:
+def on_device(start, end, correlation, *, pid=PID, **more):
     return {
         "start": start,
         "end": end,
@@ -94,34 +90,32 @@ def on_device(start: int, end: int, correlation: int, *, pid: int = PID, **more:
     }
 
 
-def kernel(start: int, end: int, correlation: int, **more: Any) -> Row:
+def kernel(start, end, correlation, **more):
     names = zip(("demangledName", "shortName", "mangledName"), NAMES[12:15], strict=True)
     extents = {"gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1}
     return on_device(start, end, correlation, **{column: ID[name] for column, name in names} | extents | more)
 
 
-def copy(start: int, end: int, correlation: int, kinds: tuple[int, int, int], **more: Any) -> Row:
+def copy(start, end, correlation, kinds, **more):
     named = dict(zip(("copyKind", "srcKind", "dstKind"), kinds, strict=True))
     return on_device(start, end, correlation, bytes=4096, **named, **more)
 
 
-def memset(start: int, end: int, correlation: int, kind: int | None = 2) -> Row:
+def memset(start, end, correlation, kind=2):
     return on_device(start, end, correlation, value=0, bytes=64, memKind=kind)
 
 
-def sync(start: int, end: int, correlation: int, **more: Any) -> Row:
+def sync(start, end, correlation, **more):
     return on_device(
         start, end, correlation, **{"streamId": NOTHING, "syncType": 0, "eventId": NOTHING} | more
     )
 
 
-def record(correlation: int, event: int, stream: int, **more: Any) -> Row:
+def record(correlation, event, stream, **more):
     return on_device(0, 0, correlation, streamId=stream, eventId=event, **more)
 
 
-def range_(
-    start: int, end: int | None, text: str | None, *, type_: int = 59, tid: int = MAIN, **more: Any
-) -> Row:
+def range_(start, end, text, *, type_=59, tid=MAIN, **more):
     return {
         "start": start,
         "end": end,
@@ -134,7 +128,7 @@ def range_(
     }
 
 
-def allocation(start: int, nbytes: int, correlation: int = 0, *, pid: int = PID, **more: Any) -> Row:
+def allocation(start, nbytes, correlation=0, *, pid=PID, **more):
     """Return an allocation of memory on device 0; a free with `memoryOperationType=1`."""
     return {
         "start": start,
@@ -153,9 +147,9 @@ def allocation(start: int, nbytes: int, correlation: int = 0, *, pid: int = PID,
     }
 
 
-def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: str = "3.16.1") -> Path:
+def write_export(path, tables, *, version="3.16.1"):
     """Write an export; CUPTI tables go by their last word, and a table has the columns of its first row."""
-    everything: dict[str, Sequence[Row]] = {
+    everything = {
         "StringIds": [{"id": code, "value": name} for code, name in enumerate(NAMES)],
         "META_DATA_EXPORT": [
             {"name": "EXPORT_PRODUCT_VERSION", "value": "2024.6.2.225"},
@@ -177,16 +171,16 @@ def write_export(path: Path, tables: Mapping[str, Sequence[Row]], *, version: st
     return path
 
 
-def read(folder: Path, tables: Mapping[str, Sequence[Row]], **how: str) -> Recording:
+def read(folder, tables, **how):
     return read_nsys(write_export(folder / "a.sqlite", tables, **how))
 
 
-def rows_of(recording: Recording, *columns: str) -> list[tuple]:
+def rows_of(recording, *columns):
     """Return rows as tuples of Python values, None for unknown."""
     return list(
         zip(*(Trace(recording.columns, recording.texts).values(name) for name in columns), strict=True)
     )
 
 
-def names_of(recording: Recording, kind: str) -> list[str]:
+def names_of(recording, kind):
     return [name for name, found in rows_of(recording, "name", "kind") if found == kind]

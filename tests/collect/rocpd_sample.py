@@ -1,13 +1,9 @@
 """A database of rocprofv3 (rocpd), written from the documented schema: no public file was at hand."""
 
-from __future__ import annotations
-
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 SUFFIX = "_00001234_5678"
-TABLES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+TABLES = {
     "metadata": ("id, tag, value", [(1, "schema_version", "3.0.3")]),
     "string": (
         "id, guid, string",
@@ -76,7 +72,7 @@ TABLES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
 }
 
 
-def write_rocpd(path: Path, suffixes: tuple[str, ...] = (SUFFIX,), **rows: list[tuple[Any, ...]]) -> Path:
+def write_rocpd(path, suffixes=(SUFFIX,), **rows):
     """Write the database; `rows` replaces those of a table, None leaves the table out."""
     connection = sqlite3.connect(path)
     for suffix in suffixes:

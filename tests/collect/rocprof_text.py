@@ -1,10 +1,6 @@
 """Small files of rocprofv3, written by hand after its documentation: times in ns."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 GPU, CPU = 37946, 37944
 KINDS = [
@@ -21,7 +17,7 @@ KINDS = [
 LAUNCH, COPY, WAIT = 1, 2, 3
 
 
-def api(kind: int, operation: int, start: int, end: int, correlation: int, thread: int = 7) -> dict[str, Any]:
+def api(kind, operation, start, end, correlation, thread=7):
     return {
         "kind": kind,
         "operation": operation,
@@ -32,7 +28,7 @@ def api(kind: int, operation: int, start: int, end: int, correlation: int, threa
     }
 
 
-def dispatch(kernel: int, start: int, end: int, correlation: int, **changes: Any) -> dict[str, Any]:
+def dispatch(kernel, start, end, correlation, **changes):
     info = {
         "agent_id": {"handle": GPU},
         "queue_id": {"handle": 3},
@@ -49,7 +45,7 @@ def dispatch(kernel: int, start: int, end: int, correlation: int, **changes: Any
     }
 
 
-def process(steps: int = 4) -> dict[str, Any]:
+def process(steps=4):
     """Steps of a copy, a kernel and an all-reduce inside a marked range; each waits for the stream."""
     calls, rccl, marks, kernels, copies, texts = [], [], [], [], [], []
     for step in range(steps):
@@ -91,7 +87,7 @@ def process(steps: int = 4) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, *processes: dict[str, Any]) -> Path:
+def write_json(path, *processes):
     path.write_text(json.dumps({"rocprofiler-sdk-tool": list(processes)}))
     return path
 

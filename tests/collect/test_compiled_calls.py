@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order, plain_name
-from daydream.collect.derive.device_work import operators_of_kernel
-from daydream.collect.live.torch_compiler import bytes_of, describe, graph_of
+from daydream.collect.live import torch_compiler
+from daydream.collect.live.torch_compiler import describe, graph_of
+from daydream.model.graph_breaks import uncompiled_sentences
 from daydream.trace.handle_map import Handle
 from daydream.trace.trace import Trace
 
@@ -100,13 +102,6 @@ def test_what_is_not_matched_is_counted():
     assert "1 fused kernel row could" in trace.metadata["notes"][-1]
 
 
-def test_graphs_that_were_not_called_leave_the_trace_as_it_is():
-    trace = trace_of(["aten::mm"], [-1])
-    attach_compiled(trace, [graph(("extern_kernels.mm:1", (Handle("aten::mm"),)))])
-    assert trace.handles is None
-    assert trace.metadata["notes"] == []
-
-
 def test_what_was_kept_of_a_graph_becomes_its_handles_in_order():
     document = {
         "backward": True, "order": ["cpp_fused_add_0:1", "extern_kernels.mm:2"],
@@ -130,14 +125,6 @@ def test_a_call_of_a_library_does_its_own_operator_and_nothing_else_does():
     assert made.handles[1] == (Handle("aten::mul", "norm", weight=8),)
 
 
-def test_a_kernel_of_views_alone_keeps_them():
-    document = {
-        "order": ["cpp_fused_view_0:1"], "nodes": {"cpp_fused_view_0:1": ["view"]},
-        "described": {"view": ["aten::view", "fc", "", -1]},
-    }  # fmt: skip
-    assert graph_of("fkey", document).handles == ((Handle("aten::view", "fc"),),)
-
-
 def test_views_are_no_work_and_a_copy_back_belongs_to_what_it_copies():
     def node(target, layer, *inputs, shape=(2,)):
         stack = {"key": (f"L['self'].{layer}", "type")} if layer else {}
@@ -155,16 +142,36 @@ def test_views_are_no_work_and_a_copy_back_belongs_to_what_it_copies():
     assert describe(node("aten.copy_.default", "", running)) == ["aten::copy_", "", "", 16]
 
 
-def test_names_alone_tell_operators():
-    assert operators_of_kernel("triton_poi_fused_add_relu_3:1") == ["add_relu"]
-    assert operators_of_kernel("extern_kernels.bias_addmm:4") == ["aten::addmm"]
-    assert operators_of_kernel("torch.ops.aten.convolution.default:4") == ["aten::convolution"]
+CODE = SimpleNamespace(co_filename="/somewhere/train.py", co_firstlineno=9, co_name="forward")
+FRAME = SimpleNamespace(
+    filename="/somewhere/train.py", lineno=12, name="torch_dynamo_resume_in_forward_at_11"
+)
 
 
-def test_bytes_of_values_without_sizes_are_zero():
-    tensor = SimpleNamespace(shape=(2, SimpleNamespace(node=SimpleNamespace(hint=3))), element_size=lambda: 4)
-    assert bytes_of([tensor, None]) == 24
-    unknown = SimpleNamespace(
-        shape=(SimpleNamespace(node=SimpleNamespace(hint=None)),), element_size=lambda: 4
+@pytest.fixture
+def kept(monkeypatch):
+    found = {}
+    monkeypatch.setattr(torch_compiler, "_uncompiled", found)
+    return found
+
+
+def said(**metadata):
+    return uncompiled_sentences(SimpleNamespace(metadata=metadata))
+
+
+def test_a_function_is_kept_once_with_its_reason_and_the_line_of_it(kept):
+    error = SimpleNamespace(msg="Failed to trace\nmore", gb_type="graph break in loop", real_stack=[FRAME])
+    for _ in range(2):
+        torch_compiler._keep_uncompiled(error, CODE)
+    assert torch_compiler.uncompiled_frames() == [
+        {
+            "source": "train.py(9): forward",
+            "reason": "graph break in loop (Failed to trace)",
+            "at": "train.py(12): forward",
+        }
+    ]
+    (sentence,) = said(uncompiled_frames=torch_compiler.uncompiled_frames())
+    assert sentence == (
+        "train.py(9): forward was left uncompiled: graph break in loop (Failed to trace) at "
+        "train.py(12): forward. What it calls is compiled by itself."
     )
-    assert bytes_of(unknown) == 0

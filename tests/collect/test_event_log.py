@@ -1,13 +1,8 @@
 """EventLog: begin and end give the same trace as times logged afterwards, nested and on threads."""
 
-from __future__ import annotations
-
 import itertools
 import threading
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +12,12 @@ from daydream.errors import HandleError, TraceError
 from daydream.handles import DebugHandleMap, Handle
 
 
-def ticking() -> Callable[[], int]:
+def ticking():
     """Return a clock that is ten later each time it is looked at."""
     return itertools.count(1_000, 10).__next__
 
 
-def logged(*events: tuple[Any, ...]) -> daydream.EventLog:
+def logged(*events):
     """Return a log of (identifier, start, end), of a thread where one is named."""
     log = daydream.EventLog()
     for identifier, start, end, *thread in events:
@@ -30,7 +25,7 @@ def logged(*events: tuple[Any, ...]) -> daydream.EventLog:
     return log
 
 
-def same(one: daydream.Trace, other: daydream.Trace) -> bool:
+def same(one, other):
     columns = one.columns.keys() == other.columns.keys()
     rows = all(one.values(name) == other.values(name) for name in one.columns)
     return columns and rows and one.metadata == other.metadata and one.handles == other.handles
@@ -40,21 +35,6 @@ MAP = DebugHandleMap({
     "mlp": [Handle("aten::linear", layer="mlp.0", phase="forward"), Handle("aten::relu", layer="mlp.1")],
     "head": [Handle("aten::linear", layer="head", phase="backward")],
 })  # fmt: skip
-
-
-def test_begin_and_end_give_the_trace_of_times_logged_afterwards():
-    #  step 0 1000..1070  |mlp 1010..1060  |head 1020..1030|  |head 1040..1050|  |
-    one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
-    with one.step(), one.event("mlp"):
-        for _ in range(2):
-            with one.event("head"):
-                pass
-    other.record("head", 1_040, 1_050)
-    other.record_step(1_000, 1_070)
-    other.record("head", 1_020, 1_030)
-    other.record("mlp", 1_010, 1_060)
-    assert same(one.to_trace(MAP), other.to_trace(MAP))
-    assert one.to_trace(MAP).values("start_ns") == [0, 10, 20, 40]
 
 
 def test_an_event_is_logged_that_ends_with_an_error():
@@ -68,7 +48,7 @@ def test_threads_log_at_the_same_time():
     log, after = daydream.EventLog(), daydream.EventLog()
     together = threading.Barrier(4)
 
-    def work() -> None:
+    def work():
         for piece in ("outer", "inner"):
             together.wait()
             with log.event(piece):
@@ -94,7 +74,7 @@ def test_threads_log_at_the_same_time():
 def test_any_nesting_is_the_same_either_way(shape, threads):
     one, other = daydream.EventLog(clock=ticking()), daydream.EventLog()
 
-    def run(log: daydream.EventLog, inner: list, depth: int) -> None:
+    def run(log, inner, depth):
         with log.event(depth):
             for each in inner:
                 run(log, each, depth + 1)
@@ -124,14 +104,6 @@ def test_a_log_answers_what_a_recording_does():
     assert answer.predicted_ns == 100 - 15
 
 
-def test_what_is_logged_with_a_map_is_not_told_to_be_compiled():
-    log = logged(("mlp", 0, 10))
-    with pytest.raises(daydream.NotApplicableError, match="compiled code already"):
-        daydream.whatif(log.to_trace(MAP), "compile")
-    with pytest.raises(daydream.NotApplicableError, match="no operators of torch were recorded"):
-        daydream.whatif(log.to_trace(), "compile")
-
-
 def test_a_log_is_saved_with_its_map(tmp_path):
     log = daydream.EventLog(clock=ticking())
     with log.event("mlp"):
@@ -139,20 +111,6 @@ def test_a_log_is_saved_with_its_map(tmp_path):
     trace = log.to_trace(MAP)
     trace.save(tmp_path / "log.parquet")
     assert same(daydream.load(tmp_path / "log.parquet"), trace)
-
-
-def test_whole_numbers_are_identifiers_as_texts_are():
-    log = daydream.EventLog(clock=ticking())
-    with log.event(7):
-        pass
-    trace = log.to_trace(DebugHandleMap({7: [Handle("aten::mm", layer="fc")]}))
-    assert trace.values("name") == ["7"]
-    assert trace.values("layer") == ["fc"]
-
-
-def test_without_steps_the_whole_log_is_one():
-    log = logged(("mlp", 10, 30))
-    assert [step["measured_ns"] for step in log.to_trace().metadata["steps"]] == [20]
 
 
 def test_what_the_map_does_not_have_is_said():
@@ -187,21 +145,11 @@ def test_what_is_no_time_is_refused(times):
         daydream.EventLog().record("mlp", *times)
 
 
-def test_an_end_before_the_start_is_refused():
-    with pytest.raises(HandleError, match="'mlp' was logged to end at 5, before its start at 10"):
-        daydream.EventLog().record("mlp", 10, 5)
-
-
 def test_events_that_overlap_on_one_thread_are_refused():
     log = logged(("a", 0, 10, 1), ("b", 5, 15, 1))
     said = "'a' from 0 to 10 ns and 'b' from 5 to 15 ns overlap on one thread, and neither lies in the other"
     with pytest.raises(TraceError, match=said):
         log.to_trace()
-
-
-def test_the_same_events_on_two_threads_are_fine():
-    log = logged(("a", 0, 10, 1), ("b", 5, 15, 2))
-    assert np.diff(log.to_trace()["tid"]).tolist() == [1]
 
 
 @pytest.mark.parametrize("thread", [2, 3])
@@ -223,10 +171,4 @@ def test_an_empty_log_is_refused():
     log = daydream.EventLog()
     log.record_step(0, 10)
     with pytest.raises(TraceError, match="nothing was logged"):
-        log.to_trace()
-
-
-def test_times_of_two_clocks_are_refused():
-    log = logged(("a", 0, 10), ("b", 2**60, 2**60 + 10))
-    with pytest.raises(TraceError, match="more than 13 days apart"):
         log.to_trace()

@@ -1,9 +1,7 @@
-"""ExecuTorch's files, as `executorch/record.py` recorded them: time is counted once, layers are Inspector's.
+"""ExecuTorch's files (`executorch/record.py` of d6db2c6c): time is counted once, layers are Inspector's.
 
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """
-
-from __future__ import annotations
 
 import gzip
 import json
@@ -20,22 +18,22 @@ from daydream.collect.derive.build import derive
 from daydream.collect.importers.etrecord import innermost, read_etrecord
 from daydream.collect.importers.executorch import Row, recording_of
 from daydream.collect.importers.formats import is_inspector
-from daydream.errors import NotApplicableError, TraceError
+from daydream.errors import TraceError
 from daydream.handles import Handle
 
 FILES = Path(__file__).parent / "executorch"
 BACK_ENDS = ("portable", "xnnpack")
 
 
-def imported(name: str) -> daydream.Trace:
+def imported(name):
     return daydream.load(FILES / f"{name}.etdp", etrecord=FILES / f"{name}.etrecord")
 
 
-def table(name: str) -> list[dict]:
+def table(name):
     return json.loads((FILES / f"{name}.json").read_text())
 
 
-def own_ns(trace: daydream.Trace) -> np.ndarray:
+def own_ns(trace):
     """Return each row's time without that of the rows directly within it."""
     parent, duration = np.asarray(trace["parent"]), np.asarray(trace["duration_ns"], np.int64)
     own = duration.copy()
@@ -43,8 +41,8 @@ def own_ns(trace: daydream.Trace) -> np.ndarray:
     return own
 
 
-def layers_by_name(trace: daydream.Trace) -> dict[str, set[str | None]]:
-    found: dict[str, set[str | None]] = {}
+def layers_by_name(trace):
+    found = {}
     for name, layer in zip(trace.values("name"), trace.values("layer"), strict=True):
         found.setdefault(name, set()).add(layer)
     return found
@@ -99,12 +97,6 @@ def test_a_run_of_the_program_is_a_step():
     assert trace.metadata["step_source"] == "runs of Method::execute"
     assert [step["name"] for step in trace.metadata["steps"]] == [f"run {number}" for number in range(6)]
     assert [step["covered"] for step in trace.metadata["steps"]] == [False, True, True, True, True, True]
-
-
-def test_the_source_line_of_an_operator_is_kept():
-    trace = imported("portable")
-    sources = {handle.source for identifier in trace.handles for handle in trace.handles[identifier]}
-    assert "record.py(38): forward" in sources
 
 
 def test_a_delegate_without_a_map_keeps_its_own_names_and_says_so():
@@ -177,33 +169,6 @@ def test_half_of_a_layer_is_half_of_its_own_time():
     )  # each of its tasks is rounded
 
 
-@pytest.mark.parametrize("name", BACK_ENDS)
-def test_a_program_is_not_told_to_be_compiled(name):
-    trace = imported(name)
-    assert daydream.replay(trace).error == 0
-    assert all(cost.best is None for cost in daydream.explain(trace).avoidable)
-    with pytest.raises(NotApplicableError, match="compiled code already"):
-        daydream.whatif(trace, "compile")
-
-
-def test_without_a_record_operators_have_the_runtimes_names_and_that_is_said():
-    trace = daydream.load(FILES / "portable.etdp")
-    assert "native_call_addmm.out" in trace.text("op")
-    assert trace.handles is None
-    assert any(note.startswith("No ETRecord was given") for note in trace.metadata["notes"])
-
-
-def test_the_record_of_another_program_is_said():
-    trace = daydream.load(FILES / "portable.etdp", etrecord=FILES / "xnnpack.etrecord")
-    said = "Only 2 of 9 kernels are among the operators of their debug handles in xnnpack.etrecord"
-    assert any(note.startswith(said) for note in trace.metadata["notes"])
-
-
-def test_steps_can_be_chosen_as_elsewhere():
-    trace = daydream.load(FILES / "portable.etdp", step_marker="load_method")
-    assert trace.metadata["step_source"] == "ranges that match 'load_method'"
-
-
 @pytest.mark.parametrize("cut", range(0, 8496, 89))
 def test_an_etdump_cut_anywhere_is_one_clear_line(tmp_path, cut):
     path = tmp_path / "cut.etdp"
@@ -219,13 +184,13 @@ def test_an_etdump_with_odd_bytes_is_a_trace_or_one_clear_line(tmp_path):
 def test_vectors_that_overlap_do_not_multiply_the_events(tmp_path):
     count = 1_000  # of runs that are all one run, of events that are all one event
 
-    def number(value: int, size: int = 4) -> bytes:
+    def number(value, size=4):
         return value.to_bytes(size, "little")
 
-    def vector(to: int) -> bytes:  # offsets from each place on to one that lies behind
+    def vector(to):  # offsets from each place on to one that lies behind
         return number(count) + b"".join(number(to + 4 * (count - 1 - index)) for index in range(count))
 
-    def table(field: int) -> bytes:  # its fields, itself, and the vector or table that one of them leads to
+    def table(field):  # its fields, itself, and the vector or table that one of them leads to
         slots = [0] * field + [4]
         return number(4 + 2 * len(slots), 2) + number(8, 2) + b"".join(number(each, 2) for each in slots)
 
@@ -248,17 +213,7 @@ def test_times_that_run_backwards_are_refused():
         recording_of([Row("a", 5, 3)], {}, Path("x.etdp"), [])
 
 
-def test_times_of_two_clocks_are_refused():
-    with pytest.raises(TraceError, match="more than 13 days apart"):
-        recording_of([Row("a", 0, 3), Row("b", 2**63, 2**63 + 1)], {}, Path("x.etdp"), [])
-
-
-def test_an_etdump_without_events_says_how_to_get_them():
-    with pytest.raises(TraceError, match="holds no profiling event; run the program with enable_etdump=True"):
-        recording_of([], {}, Path("x.etdp"), [])
-
-
-def record(path: Path, **files: str) -> Path:
+def record(path, **files):
     with zipfile.ZipFile(path, "w") as file:
         for name, content in files.items():
             file.writestr(name, content)
@@ -286,15 +241,6 @@ def test_a_damaged_record_is_one_clear_line(tmp_path, files, said):
         read_etrecord(record(tmp_path / "x.etrecord", **files))
 
 
-def test_what_is_no_zip_file_is_no_record(tmp_path):
-    path = tmp_path / "x.etrecord"
-    path.write_bytes((FILES / "portable.etrecord").read_bytes()[:500])
-    with pytest.raises(TraceError, match="is no readable ETRecord"):
-        read_etrecord(path)
-    with pytest.raises(TraceError, match="no such file"):
-        read_etrecord(tmp_path / "none.etrecord")
-
-
 def test_a_record_that_unpacks_to_much_is_refused(tmp_path):
     path = tmp_path / "x.etrecord"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -317,14 +263,14 @@ def test_the_last_module_of_a_stack_may_have_commas_in_its_path():
     assert innermost("") == innermost("odd") == ""
 
 
-def loaded(folder: Path, *rows: dict) -> daydream.Trace:
+def loaded(folder, *rows):
     """Load a table of these rows."""
     path = folder / "table.json"
     path.write_text(json.dumps(rows))
     return daydream.load(path)
 
 
-def orders(rows: list[dict]) -> dict[str, bytes]:
+def orders(rows):
     columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
     whole = json.dumps(rows).encode()
     return {
@@ -345,7 +291,6 @@ def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
     ("change", "said"),
     [
         ({"start_time": ...}, "without the column 'start_time'"),
-        ({"raw": ...}, "without the column 'raw'"),
         ({"avg (ms)": ...}, "does not say the unit of its times"),
         (
             {"avg (ms)": ..., "avg (cycles)": 1.0},
@@ -353,10 +298,7 @@ def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
         ),
         ({"raw": [-1.0], "start_time": [5]}, "row 0 has the time -1.0 from 5; numbers of 0 or more"),
         ({"raw": [1.0], "start_time": [-5]}, "row 0 has the time 1.0 from -5"),
-        ({"raw": [float("nan")], "start_time": [5]}, "row 0 has the time nan from 5"),
-        ({"raw": ["a"], "start_time": [5]}, "row 0 has the time a from 5"),
         ({"raw": [1.0, 2.0], "start_time": [5]}, "row 0 does not have one start_time for each time in raw"),
-        ({"raw": 1.0}, "row 0 does not have one start_time"),
     ],
 )
 def test_a_table_with_odd_columns_is_one_clear_line(tmp_path, change, said):
@@ -382,16 +324,6 @@ def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(TraceError, match=said):
         daydream.load(path)
-
-
-def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path):
-    loaded(tmp_path, {**table("portable")[2], "event_name": "a\ud800"}).save(tmp_path / "trace.parquet")
-    assert daydream.load(tmp_path / "trace.parquet").values("name", [0]) == ["a?"]
-
-
-def test_a_row_that_lacks_a_column_is_one_clear_line(tmp_path):
-    with pytest.raises(TraceError, match="without the column 'event_name'"):
-        loaded(tmp_path, table("portable")[2], {"event_block_name": "Execute"})
 
 
 def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):

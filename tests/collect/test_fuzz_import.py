@@ -1,25 +1,19 @@
 """Whatever a file holds, importing it ends in a trace or in a `DaydreamError`, never in another exception."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.damage import STRANGE, bytes_changed
+from fuzz.damage import bytes_changed, tree_changed
 from kineto_text import document, note, op, row, training
 
-from daydream.collect.derive.nesting import STEP_MARKER
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.events import ARGUMENTS, Event
 from daydream.errors import DaydreamError
 from daydream.trace.schema import FIELDS
-from daydream.trace.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 SMALL_SHARED = (
@@ -41,93 +35,48 @@ LARGE_SHARED = (
     "kineto/a100_resnet_ddp_rank0of2.json.gz",
     "odd/cpu_only.json.gz",
 )
-EVENT_KEYS = Event.__struct_fields__
-ARG_KEYS = tuple(ARGUMENTS.values())
 
 
-def break_gzip(text: bytes, chance: random.Random) -> bytes:
+def break_gzip(text, chance):
     return bytes_changed(gzip.compress(text, 1), chance)
 
 
-def _events(text: bytes) -> tuple[Any, list[Any]]:
-    whole = json.loads(text)
-    events = whole if isinstance(whole, list) else whole.setdefault("traceEvents", [])
-    return whole, events
+def events_of(document):
+    return document if isinstance(document, list) else document.setdefault("traceEvents", [])
 
 
-def change_values(text: bytes, chance: random.Random) -> bytes:
-    whole, events = _events(text)
-    for _ in range(chance.choice((1, 10, 100))):
-        if not events:
-            break
-        event = chance.choice(events)
-        if not isinstance(event, dict):
-            continue
-        if chance.random() < 0.5:
-            event[chance.choice(EVENT_KEYS)] = chance.choice(STRANGE)
-        elif isinstance(event.get("args"), dict):
-            event["args"][chance.choice(ARG_KEYS)] = chance.choice(STRANGE)
-    return json.dumps(whole).encode("utf-8", "surrogatepass")
+def changed_tree(text, chance):
+    """Replace or leave out values wherever they stand, or one key everywhere."""
+    document = json.loads(text)
+    if chance.random() < 0.3:
+        key = chance.choice([*Event.__struct_fields__, *ARGUMENTS.values()])
+        for event in events_of(document):
+            for fields in (event, event.get("args") or {}):
+                fields.pop(key, None)
+    return json.dumps(tree_changed(document, chance)).encode("utf-8", "surrogatepass")
 
 
-def delete_keys(text: bytes, chance: random.Random) -> bytes:
-    whole, events = _events(text)
-    everywhere = chance.random() < 0.3
-    key = chance.choice(EVENT_KEYS + ARG_KEYS)
-    for event in events:
-        if isinstance(event, dict) and (everywhere or chance.random() < 0.1):
-            event.pop(key, None)
-            if isinstance(event.get("args"), dict):
-                event["args"].pop(key, None)
-    if isinstance(whole, dict) and chance.random() < 0.3:
-        whole.pop(chance.choice(list(whole)), None)
-    return json.dumps(whole).encode()
-
-
-def repeat_and_reorder(text: bytes, chance: random.Random) -> bytes:
-    _, events = _events(text)
-    some = [chance.choice(events) for _ in range(len(events) // 3)] if events else []
-    mixed = events + some
+def repeated_and_reordered(text, chance):
+    events = events_of(json.loads(text))
+    mixed = [*events, *(chance.choice(events) for _ in range(len(events) // 3))]
     chance.shuffle(mixed)
-    return json.dumps(
-        mixed if chance.random() < 0.5 else {"traceEvents": mixed, "x": [{"a": 1}, {"b": 2}]}
-    ).encode()
+    return json.dumps(mixed if chance.random() < 0.5 else {"traceEvents": mixed, "x": [{"a": 1}]}).encode()
 
 
-def shift_times(text: bytes, chance: random.Random) -> bytes:
-    whole, events = _events(text)
-    for event in events:
-        if isinstance(event, dict) and isinstance(event.get("ts"), (int, float)) and chance.random() < 0.05:
+def shifted(text, chance):
+    document = json.loads(text)
+    for event in events_of(document):
+        if isinstance(event.get("ts"), (int, float)) and chance.random() < 0.05:
             event["ts"] += chance.choice((-1e15, -1e4, -1, 0.5, 1, 1e4, 1e15, 9e15))
             if isinstance(event.get("dur"), (int, float)):
-                event["dur"] = event["dur"] * chance.choice((-1, 0, 0.001, 10, 1e6))
-    return json.dumps(whole).encode()
+                event["dur"] *= chance.choice((-1, 0, 0.001, 10, 1e6))
+    return json.dumps(document).encode()
 
 
-def change_header(text: bytes, chance: random.Random) -> bytes:
-    whole, events = _events(text)
-    header = whole if isinstance(whole, dict) else {"traceEvents": events}
-    key = chance.choice(
-        ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "traceEvents", "cupti_version")
-    )
-    header[key] = chance.choice(
-        (chance.choice(STRANGE), {"rank": chance.choice(STRANGE), "world_size": chance.choice(STRANGE)})
-    )
-    return json.dumps(header).encode("utf-8", "surrogatepass")
+MUTATIONS = (bytes_changed, break_gzip, changed_tree, repeated_and_reordered, shifted)
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    bytes_changed,
-    break_gzip,
-    change_values,
-    delete_keys,
-    repeat_and_reorder,
-    shift_times,
-    change_header,
-)
-
-
-def generated() -> bytes:
+def generated():
     events = training()
     events += [
         row("python_function", "nn.Module: Linear_0", 99, 60),
@@ -138,7 +87,7 @@ def generated() -> bytes:
     return json.dumps(document(events, distributedInfo={"rank": 0, "world_size": 2})).encode()
 
 
-def check(trace: Trace) -> None:
+def check(trace):
     """Check what every trace promises, whatever the file was like."""
     rows = len(trace)
     assert rows > 0
@@ -157,32 +106,11 @@ def check(trace: Trace) -> None:
     assert (start[inner] >= start[outer]).all()
     assert (start[inner] + duration[inner] <= start[outer] + duration[outer]).all()
     assert (trace["tid"][inner] == trace["tid"][outer]).all()
-    properly_nested(trace, start, duration)
     json.dumps(trace.metadata)
     trace.to_arrow()
 
 
-def properly_nested(trace: Trace, start: np.ndarray, duration: np.ndarray) -> None:
-    """Check that two rows of a thread are apart or one lies in the other."""
-    rows = np.flatnonzero(trace.is_kind("operator", "annotation", "runtime"))
-    names = trace.text("name")
-    marker = np.array([STEP_MARKER.search(name) is not None for name in names])
-    rows = rows[~(marker[trace["name"][rows]] & trace.is_kind("annotation")[rows])]
-    order = np.lexsort((-duration[rows], start[rows], trace["tid"][rows], trace["pid"][rows]))
-    open_until: list[int] = []
-    thread = None
-    for line in rows[order].tolist():
-        here = (int(trace["pid"][line]), int(trace["tid"][line]))
-        if here != thread:
-            thread, open_until = here, []
-        begin, end = int(start[line]), int(start[line] + duration[line])
-        while open_until and open_until[-1] <= begin:
-            open_until.pop()
-        assert not open_until or end <= open_until[-1]
-        open_until.append(end)
-
-
-def outcome(path: Path) -> tuple[str, str]:
+def outcome(path):
     """Import a file and check what came of it: ("trace" or "error" or "crash", message)."""
     try:
         trace = import_trace([path])
@@ -194,7 +122,7 @@ def outcome(path: Path) -> tuple[str, str]:
     return "trace", ""
 
 
-def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
+def fuzz(name, text, cases, folder):
     """Import `cases` mutations of a file, the same ones every time; return how many ended in what."""
     chance = random.Random(name)
     outcomes = {"trace": 0, "error": 0}
@@ -213,7 +141,7 @@ def fuzz(name: str, text: bytes, cases: int, folder: Path) -> dict[str, int]:
     return outcomes
 
 
-def shared(name: str) -> bytes:
+def shared(name):
     path = SHARED / name
     if not path.exists():
         pytest.skip("the shared traces are not here")
@@ -225,7 +153,7 @@ MANY = pytest.param(12, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("times", [1, MANY])
 def test_no_mutation_of_a_small_trace_breaks_the_importer(times, tmp_path):
-    outcomes = fuzz(f"generated {times}", generated(), 450 * times, tmp_path)
+    outcomes = fuzz(f"generated {times}", generated(), 320 * times, tmp_path)
     assert outcomes["trace"] > 100 * times
     assert outcomes["error"] > 50 * times
 

@@ -1,11 +1,6 @@
 """Reading Kineto JSON: formats since 2021, odd values, and nothing that is not asked for."""
 
-from __future__ import annotations
-
 import json
-from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,45 +10,26 @@ from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.errors import TraceError
 from daydream.trace.schema import NO_ID, UNKNOWN
-from daydream.trace.trace import Trace
 
 
-def imported(tmp_path: Path, events: Any, **header: Any) -> Trace:
+def imported(tmp_path, events, **header):
     return import_trace([write(tmp_path / "trace.json", document(events, **header))])
 
 
-def columns_of(trace: Trace) -> dict[str, list[Any]]:
+def columns_of(trace):
     return {name: trace.values(name) for name in sorted(trace.columns)}
 
 
 # Formats
 
 
-def test_object_list_gzip_and_pretty_printing_give_the_same_trace(tmp_path: Path) -> None:
-    events = training()
-    forms = {
-        "object.json": document(events),
-        "list.json": events,
-        "packed.json.gz": document(events),
-        "pretty.json": json.dumps(document(events), indent=2),
-        "one_line.json": json.dumps(document(events), separators=(",", ":")),
-        "events_first.json": {"traceEvents": events, **document([])} | {"traceEvents": events},
-        "no_suffix": document(events),
-        "marked.json": b"\xef\xbb\xbf" + json.dumps(document(events)).encode(),
-    }
-    traces = {name: import_trace([write(tmp_path / name, content)]) for name, content in forms.items()}
-    expected = columns_of(traces["object.json"])
-    for name, trace in traces.items():
-        assert columns_of(trace) == expected, name
-
-
-@pytest.mark.parametrize("block_bytes", [64, 500, 4096, 1 << 20])
+@pytest.mark.parametrize("block_bytes", [64, 4096])
 @pytest.mark.parametrize("form", ["one line", "pretty", "list", "header last", "packed"])
-def test_the_size_of_a_block_changes_nothing(tmp_path: Path, block_bytes: int, form: str) -> None:
+def test_the_size_of_a_block_changes_nothing(tmp_path, block_bytes, form):
     events = training(5)
     events[3]["name"] = 'odd }, {"ph": "X", "name": '
     events[4]["args"]["list"] = [{"a": 1}, {"b": 2}]
-    contents: dict[str, Any] = {
+    contents = {
         "one line": json.dumps(document(events), separators=(",", ":")),
         "pretty": json.dumps(document(events), indent=1),
         "list": events,
@@ -75,7 +51,7 @@ def test_the_size_of_a_block_changes_nothing(tmp_path: Path, block_bytes: int, f
         ] == [texts[code] for code in whole.columns[name].tolist()]
 
 
-def test_categories_ids_and_threads_of_2021(tmp_path: Path) -> None:
+def test_categories_ids_and_threads_of_2021(tmp_path):
     events = [
         row("Operator", "ProfilerStep#16", 1623143093496000, 900, tid="100", External_id=1),
         row("Operator", "aten::relu", 1623143093496010, 30, tid="100", External_id=2),
@@ -117,17 +93,7 @@ def test_categories_ids_and_threads_of_2021(tmp_path: Path) -> None:
     assert trace.metadata["steps"][0]["name"] == "ProfilerStep#16"
 
 
-def test_float_microseconds_become_exact_nanoseconds(tmp_path: Path) -> None:
-    starts = [4458676522690.655, 4458676522690.656, 4458676522691.001, 6869181218001.421, 6869181218001.422]
-    events = [op(f"op {index}", start, 0.001) for index, start in enumerate(starts)]
-    for index, group in enumerate((slice(0, 3), slice(3, 5))):
-        trace = import_trace([write(tmp_path / f"{index}.json", document(events[group]))])
-        written = [int(Decimal(repr(start)) * 1000) for start in starts[group]]
-        assert trace.values("start_ns") == [start - written[0] for start in written]
-        assert trace.values("duration_ns") == [1] * len(events[group])
-
-
-def test_times_too_large_for_a_float_keep_their_digits(tmp_path: Path) -> None:
+def test_times_too_large_for_a_float_keep_their_digits(tmp_path):
     text = json.dumps(document([op("a", 1, 2), op("b", 2, 2), op("c", 3, 2)]))
     for index, digits in enumerate(
         ("1708000000000000.123", "1708000000000000.124", '"1708000000000001.001"'), 1
@@ -138,13 +104,7 @@ def test_times_too_large_for_a_float_keep_their_digits(tmp_path: Path) -> None:
     assert trace.metadata["origin_ns"] == 1708000000000000123
 
 
-def test_times_written_as_text_are_read(tmp_path: Path) -> None:
-    trace = imported(tmp_path, [op("a", "10.5", "2"), op("b", 13, "1.25")])
-    assert trace.values("start_ns") == [0, 2500]
-    assert trace.values("duration_ns") == [2000, 1250]
-
-
-def test_the_base_time_is_kept_and_aligns_ranks(tmp_path: Path) -> None:
+def test_the_base_time_is_kept_and_aligns_ranks(tmp_path):
     base = 1711964646000000000
     for rank, offset in ((0, 0), (1, 5_000)):
         write(
@@ -167,7 +127,7 @@ def test_the_base_time_is_kept_and_aligns_ranks(tmp_path: Path) -> None:
     assert second[trace["parent"][children]].all()
 
 
-def test_ranks_that_are_missing_or_clash_come_from_the_names(tmp_path: Path) -> None:
+def test_ranks_that_are_missing_or_clash_come_from_the_names(tmp_path):
     for name in ("job_rank10.json", "job_rank2.json"):
         write(tmp_path / name, document(training(2)))
     trace = import_trace([tmp_path])
@@ -185,25 +145,20 @@ def test_ranks_that_are_missing_or_clash_come_from_the_names(tmp_path: Path) -> 
 # Values
 
 
-def test_threads_may_be_negative_huge_or_text(tmp_path: Path) -> None:
+def test_threads_may_be_negative_huge_or_text(tmp_path):
     tids = [-5, 2**64 - 5, "140", "thread 7", 3, None]
     trace = imported(tmp_path, [op(f"op {tid}", 10 * index, 1, tid=tid) for index, tid in enumerate(tids)])
     assert trace.values("tid") == [-5, -5, 140, 7, 3, None]
 
 
-def test_unknown_is_never_zero(tmp_path: Path) -> None:
+def test_unknown_is_never_zero(tmp_path):
     trace = imported(tmp_path, [op("a", 0, 5), {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}])
     for name in ("correlation", "external_id", "stream", "bytes", "parent"):
         assert set(np.asarray(trace[name]).tolist()) == {UNKNOWN}
     assert trace["tid"][rows_named(trace, "k")].tolist() == [NO_ID]
 
 
-def test_columns_that_never_occur_are_absent(tmp_path: Path) -> None:
-    trace = imported(tmp_path, [op("a", 0, 5)])
-    assert not {"correlation", "stream", "graph_id", "layer", "stack", "wait_stream"} & set(trace.columns)
-
-
-def test_frames_that_block_and_the_profilers_own_time_are_blocked_rows(tmp_path: Path) -> None:
+def test_frames_that_block_and_the_profilers_own_time_are_blocked_rows(tmp_path):
     events = [
         op("aten::mm", 0, 50),
         row("python_function", "/usr/lib/python3.11/queue.py(154): get", 100, 300),
@@ -228,7 +183,7 @@ def test_frames_that_block_and_the_profilers_own_time_are_blocked_rows(tmp_path:
     assert trace.metadata["notes"] == ["1 row had the category 'overhead' and was left out."]
 
 
-def test_rows_that_are_no_work_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_are_no_work_are_left_out(tmp_path):
     events = [
         *training(1),
         row("gpu_user_annotation", "Optimizer.step#SGD.step", 640, 30, pid=0, tid=7),
@@ -247,7 +202,7 @@ def test_rows_that_are_no_work_are_left_out(tmp_path: Path) -> None:
     assert "overhead" in notes
 
 
-def test_no_secret_reaches_the_trace(tmp_path: Path) -> None:
+def test_no_secret_reaches_the_trace(tmp_path):
     events = training(2)
     for event in events:
         if event.get("args") is not None:
@@ -279,7 +234,7 @@ def test_no_secret_reaches_the_trace(tmp_path: Path) -> None:
     assert trace.metadata["versions"] == {"cuda_runtime_version": "12040"}
 
 
-def test_sync_rows_keep_what_they_wait_for(tmp_path: Path) -> None:
+def test_sync_rows_keep_what_they_wait_for(tmp_path):
     events = [
         *training(1),
         row("cuda_sync", "Stream Wait Event", 500, 1, pid=0, tid=24, stream=24, correlation=50, device=0),
@@ -294,7 +249,7 @@ def test_sync_rows_keep_what_they_wait_for(tmp_path: Path) -> None:
     assert trace.values("stream", rows) == [24, 24]
 
 
-def test_a_grid_in_work_items_becomes_one_in_blocks(tmp_path: Path) -> None:
+def test_a_grid_in_work_items_becomes_one_in_blocks(tmp_path):
     events = [
         op("aten::conv2d", 0, 100),
         row(
@@ -334,7 +289,7 @@ def test_a_grid_in_work_items_becomes_one_in_blocks(tmp_path: Path) -> None:
 # The call
 
 
-def test_a_parquet_trace_is_loaded_as_it_is(tmp_path: Path) -> None:
+def test_a_parquet_trace_is_loaded_as_it_is(tmp_path):
     trace = imported(tmp_path, training())
     trace.save(tmp_path / "trace.parquet")
     again = import_trace([tmp_path / "trace.parquet"])
@@ -342,27 +297,3 @@ def test_a_parquet_trace_is_loaded_as_it_is(tmp_path: Path) -> None:
     assert again.metadata == trace.metadata
     with pytest.raises(TraceError, match="give it alone"):
         import_trace([tmp_path / "trace.parquet", tmp_path / "trace.json"])
-
-
-def test_the_steps_of_a_parquet_trace_are_settled(tmp_path: Path) -> None:
-    imported(tmp_path, training()).save(tmp_path / "trace.parquet")
-    with pytest.raises(TraceError, match="import the profiler's file again"):
-        import_trace([tmp_path / "trace.parquet"], steps="auto")
-
-
-def test_a_folder_with_what_was_imported_from_it_can_be_imported_again(tmp_path: Path) -> None:
-    write(tmp_path / "rank0.json", document(training(), distributedInfo={"rank": 0}))
-    import_trace([tmp_path]).save(tmp_path / "all.parquet")
-    assert len(import_trace([tmp_path])) == len(import_trace([tmp_path / "all.parquet"]))
-
-
-def test_the_rank_is_zero_when_there_is_only_one(tmp_path: Path) -> None:
-    assert set(imported(tmp_path, training())["rank"].tolist()) == {0}
-    assert set(imported(tmp_path, training(), distributedInfo={"rank": 5})["rank"].tolist()) == {5}
-
-
-def test_progress_goes_to_one(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.json", document(training()))
-    seen: list[tuple[str, float]] = []
-    import_trace([path], progress=lambda name, share: seen.append((name, share)))
-    assert seen[-1] == ("trace.json", 1.0)

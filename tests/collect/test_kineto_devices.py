@@ -1,10 +1,6 @@
 """Devices that Kineto has no category of its own for: MTIA, Ascend, backends with names of their own."""
 
-from __future__ import annotations
-
 import gzip
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +9,20 @@ from shared import shared_trace
 
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.reader import details_of
-from daydream.trace.trace import Trace
 
 DEVICE, STREAM = 17, 3536
 
 
-def imported(tmp_path: Path, events: Any) -> Trace:
+def imported(tmp_path, events):
     return import_trace([write(tmp_path / "trace.json", events)])
 
 
-def kinds(trace: Trace) -> dict[str, str]:
+def kinds(trace):
     return dict(zip(trace.values("name"), trace.values("kind"), strict=True))
 
 
-def mtia() -> list[dict[str, Any]]:
-    def on_device(name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+def mtia():
+    def on_device(name, ts, dur, **args):
         return row("mtia_ccp_events", name, ts, dur, pid=DEVICE, tid=STREAM, stream=101, **args)
 
     waits = {"correlation": 4, "device": DEVICE, "stream_id": 101}
@@ -44,7 +39,7 @@ def mtia() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_rows_of_mtia_are_device_work(tmp_path: Path) -> None:
+def test_rows_of_mtia_are_device_work(tmp_path):
     trace = imported(tmp_path, document(mtia()))
     found = kinds(trace)
     assert found["merge"] == "kernel"
@@ -60,24 +55,12 @@ def test_rows_of_mtia_are_device_work(tmp_path: Path) -> None:
     assert trace["bytes"][copy] == 4096
 
 
-def test_a_backend_with_a_category_of_its_own_has_device_work(tmp_path: Path) -> None:
-    events = [
-        op("aten::mm", 0, 50),
-        row("rbln_runtime", "rblnLaunch", 10, 5, correlation=1),
-        row("rbln_op", "mm_kernel", 20, 30, pid=9, tid=1, stream=1, device=0, correlation=1),
-        row("overhead", "Buffer flush", 20, 30, pid=-1, tid=0),
-    ]
-    trace = imported(tmp_path, document(events))
-    assert kinds(trace) == {"aten::mm": "operator", "rblnLaunch": "runtime", "mm_kernel": "kernel"}
-    assert trace.metadata["notes"] == ["1 row had the category 'overhead' and was left out."]
-
-
-def ascend() -> list[dict[str, Any]]:
-    def begin(ns: int, at: str, tid: int) -> list[dict[str, Any]]:
+def ascend():
+    def begin(ns, at, tid):
         flow = {"name": "torch_to_npu", "id": ns, "cat": "async_npu"}
         return [{**flow, "ph": "s", "pid": 100, "tid": tid, "ts": at}]
 
-    def bare(name: str, ts: str, dur: float, tid: int, **args: Any) -> dict[str, Any]:
+    def bare(name, ts, dur, tid, **args):
         return {"ph": "X", "name": name, "pid": 800, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
     task = {"Task Type": "AI_CORE", "Stream Id": 3}
@@ -94,7 +77,7 @@ def ascend() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_rows_of_ascend_are_device_work_launched_by_their_operator(tmp_path: Path) -> None:
+def test_rows_of_ascend_are_device_work_launched_by_their_operator(tmp_path):
     trace = imported(tmp_path, ascend())
     found = kinds(trace)
     assert found == {
@@ -131,8 +114,8 @@ DETAILS = (  # the columns of the public tables that are read, as versions write
     ],
 )
 def test_a_table_of_kernels_beside_an_ascend_trace_tells_types_and_shapes(
-    tmp_path: Path, table: str, dtype: str | None, shapes: str | None, said: str
-) -> None:
+    tmp_path, table, dtype, shapes, said
+):
     (tmp_path / "kernel_details.csv").write_text(table)
     trace = imported(tmp_path, ascend())
     kernel = trace.values("name").index("MatMul1")
@@ -140,7 +123,7 @@ def test_a_table_of_kernels_beside_an_ascend_trace_tells_types_and_shapes(
     assert any(said in note for note in trace.metadata["notes"])
 
 
-def test_the_public_tables_of_kernels_are_read() -> None:
+def test_the_public_tables_of_kernels_are_read():
     for name, types in (
         ("kernel_details.csv.gz", {"float16", "float32"}),
         ("kernel_details_short.csv", None),
@@ -157,17 +140,17 @@ def test_the_public_tables_of_kernels_are_read() -> None:
     ("name", "device_rows", "launched"),
     [("formats/mtia/mtia_inference_rank0", 670, 426), ("formats/ascend/trace_view", 276, 276)],
 )
-def test_public_traces_of_other_devices_hold_device_work(name: str, device_rows: int, launched: int) -> None:
+def test_public_traces_of_other_devices_hold_device_work(name, device_rows, launched):
     trace = import_trace([shared_trace(f"{name}.json.gz")])
     device = np.flatnonzero(trace.is_kind("kernel", "memcpy", "memset", "collective"))
     assert len(device) == device_rows
     assert (trace["parent"][device] >= 0).sum() == launched
 
 
-def xpu() -> list[dict[str, Any]]:
+def xpu():
     """Rows as Kineto's plugin for Intel's GPUs writes them (by its source): queues instead of streams."""
 
-    def on_device(cat: str, name: str, ts: int, dur: int, correlation: int, **args: Any) -> dict[str, Any]:
+    def on_device(cat, name, ts, dur, correlation, **args):
         given = {"correlation": correlation, "device": 0, "l0 queue": "0x000055d08b8fc138", "sycl queue": 64}
         return {**row(cat, name, ts, dur, pid=0, tid=64), "args": {**given, **args}}
 
@@ -182,7 +165,7 @@ def xpu() -> list[dict[str, Any]]:
     ]
 
 
-def test_rows_of_intel_gpus_have_their_queue_for_a_stream(tmp_path: Path) -> None:
+def test_rows_of_intel_gpus_have_their_queue_for_a_stream(tmp_path):
     trace = imported(tmp_path, document(xpu()))
     found = kinds(trace)
     assert found["gemm_kernel"] == "kernel"
@@ -196,7 +179,7 @@ def test_rows_of_intel_gpus_have_their_queue_for_a_stream(tmp_path: Path) -> Non
     assert trace.metadata["vendor"] == "xpu"
 
 
-def test_samples_of_counters_and_annotations_of_graphs_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_samples_of_counters_and_annotations_of_graphs_are_left_out_and_counted(tmp_path):
     node = row("kernel", "gemm", 30, 9, pid=0, tid=7, device=0, stream=7, correlation=1)
     node["args"]["name"] = "layers.0"
     launch = row("cuda_runtime", "cudaGraphLaunch", 10, 20, correlation=1)

@@ -1,18 +1,20 @@
 """Nsight Systems exports: what each table becomes, over schema versions and oddities."""
 
-from __future__ import annotations
-
+import gzip
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nsys_database import (
+    COPY,
     ID,
     LAUNCH,
     MAIN,
     OTHER,
     PID,
+    allocation,
     call,
     copy,
     kernel,
@@ -22,14 +24,18 @@ from nsys_database import (
     range_,
     read,
     read_nsys,
+    record,
     rows_of,
+    sync,
     write_export,
 )
-from shared import shared_trace
+from shared import refusals
 
-from daydream.collect.derive.build import derive
-from daydream.collect.derive.recording import Recording
+import daydream
+from daydream.collect.importers import import_trace
 from daydream.collect.importers.nsys import split_ranks
+from daydream.errors import TraceError
+from daydream.trace.schema import NO_ID
 
 
 def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
@@ -187,7 +193,7 @@ def test_ranges_of_emit_nvtx_are_operators(tmp_path, text, kind, name, sequence,
     assert rows_of(recording, "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
 
 
-def two_processes(tmp_path: Path) -> Recording:
+def two_processes(tmp_path):
     return read(tmp_path, {
         "RUNTIME": [
             call(0, 5, 1, LAUNCH, pid=30), call(1, 6, 1, LAUNCH, pid=20), call(2, 3, 1, LAUNCH, pid=10),
@@ -314,12 +320,6 @@ def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
     assert {device["id"]: device["name"] for device in devices} == names
 
 
-def test_the_shared_laptop_trace_names_the_device_that_worked():
-    recording = read_nsys(shared_trace("cases/nsys_rtx5000ada_laptop_5_forward_passes.sqlite.gz"))
-    named = [(device["id"], device["name"]) for device in recording.metadata["devices"]]
-    assert named == [(0, "NVIDIA RTX 5000 Ada Generation Laptop GPU")]
-
-
 def test_nothing_else_leaves_the_file(tmp_path):
     recording = read(tmp_path, {
         "KERNEL": [kernel(0, 5, 1)],
@@ -334,44 +334,11 @@ def test_nothing_else_leaves_the_file(tmp_path):
     assert "secret" not in repr(recording.metadata) + repr(recording.texts)
 
 
-def test_text_that_is_not_utf8_is_read_all_the_same(tmp_path):
-    path = write_export(
-        tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")], "KERNEL": [kernel(0, 5, 1)]}
-    )
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE NVTX_EVENTS SET text = CAST(X'66FF6F' AS TEXT)")
-    database.close()
-
-    assert names_of(read_nsys(path), "annotation") == ["f\ufffdo"]
-
-
-def test_a_trace_comes_of_it(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(10, 15, 1, LAUNCH), call(20, 25, 2, LAUNCH), call(110, 115, 3, LAUNCH)],
-        "KERNEL": [
-            kernel(17, 30, 1),
-            kernel(30, 60, 2, demangledName=ID["ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"]),
-            kernel(117, 130, 3),
-        ],
-        "NVTX_EVENTS": [
-            range_(0, 50, "step"), range_(100, 150, "step"), range_(8, 28, "aten::add, seq = 1, op_id = 2"),
-        ],
-    })  # fmt: skip
-    trace = derive(recording, "^step$")
-    device = np.flatnonzero(trace.is_kind("kernel", "collective"))
-
-    assert trace.values("kind", device) == ["kernel", "collective", "kernel"]
-    assert trace.values("collective", device) == [None, "all_reduce", None]
-    assert trace.values("dtype", device)[::2] == ["float32", "float32"]
-    assert trace.values("op", device) == ["aten::add", "aten::add", None]
-    assert trace.values("step", device) == [0, 0, 1]
-
-
 def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):
-    def switch(start: int, is_in: int, tid: int) -> dict[str, int]:
+    def switch(start, is_in, tid):
         return {"start": 1000 * start, "cpu": 0, "isSchedIn": is_in, "globalTid": packed(tid)}
 
-    def waits(start: int, end: int, name: str) -> dict[str, int]:
+    def waits(start, end, name):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
 
     recording = read(tmp_path, {
@@ -399,7 +366,7 @@ def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(
 
 
 def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
-    def lasts(start: int, end: int, name: str, tid: int = MAIN) -> dict[str, int]:
+    def lasts(start, end, name, tid=MAIN):
         return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(tid)}
 
     path = write_export(tmp_path / "a.sqlite", {
@@ -422,10 +389,7 @@ def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
     [
         ("SCHED_EVENTS", "isSchedIn", {}, ["no CPU sample", "profiler: read", "read"]),
         ("OSRT_API", "nameId", {}, ["off the CPU", "profiler: read"]),
-        ("OSRT_API", "end", {}, ["off the CPU", "profiler: read"]),
-        ("COMPOSITE_EVENTS", "globalTid", {}, ["off the CPU", "profiler: read", "read"]),
         ("PROFILER_OVERHEAD", "", {"id": 5, "value": 6}, ["off the CPU", "profiler: read", "read"]),
-        ("StringIds", "value", {}, ["off the CPU"]),
     ],
 )
 def test_a_table_tells_of_blocked_threads_where_it_has_the_columns(tmp_path, table, lacks, more, found):
@@ -456,3 +420,373 @@ def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_p
 
     found = rows_of(recording, "kind", "name", "start_ns", "duration_ns")
     assert found[1:-1] == [("blocked", "no CPU sample", 49_000_000, 61_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "name"),
+    [(1, "Event Sync"), (2, "Stream Wait Event"), (3, "Stream Sync"), (4, "Context Sync")],
+)
+def test_a_sync_row_is_named_by_its_type(tmp_path, of_type, name):
+    # the type says more than the call: a copy may wait for a stream
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 8, 1, syncType=of_type, streamId=7)],
+            "RUNTIME": [call(0, 9, 1, COPY)],
+        },
+    )
+
+    assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "stream", "correlation")[1] == (
+        "sync",
+        name,
+        2,
+        6,
+        7,
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("cudaDeviceSynchronize_v3020", "Context Sync"),
+        ("cudaStreamSynchronize_v3020", "Stream Sync"),
+        ("cudaEventSynchronize_v3020", "Event Sync"),
+        ("cudaStreamWaitEvent_v3020", "Stream Wait Event"),
+    ],
+)
+def test_a_sync_row_without_a_type_is_named_by_its_call(tmp_path, called, name):
+    recording = read(tmp_path, {"SYNCHRONIZATION": [sync(2, 8, 1)], "RUNTIME": [call(0, 9, 1, called)]})
+
+    assert names_of(recording, "sync") == [name]
+
+
+def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(tmp_path):
+    older = [sync(i, i + 1, i, deprecatedSyncType=i, streamId=7) for i in range(3)]
+    bare = [
+        sync(10, 11, 10, deprecatedSyncType=None, eventId=5, streamId=7),
+        sync(12, 13, 12, deprecatedSyncType=None, streamId=7),
+        sync(14, 15, 14, deprecatedSyncType=None),
+    ]
+    recording = read(tmp_path, {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]})
+
+    assert names_of(recording, "sync") == [
+        "Context Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Event Sync",
+        "Stream Sync",
+        "Context Sync",
+    ]
+
+
+def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
+    recording = read(
+        tmp_path,
+        {
+            "KERNEL": [kernel(0, 5, 1, deviceId=0, contextId=1), kernel(0, 5, 2, deviceId=1, contextId=2)],
+            "SYNCHRONIZATION": [
+                sync(10, 11, 3, contextId=2),
+                sync(12, 13, 4, contextId=1),
+                sync(14, 15, 5, contextId=9),
+            ],
+        },
+    )
+
+    assert [device for kind, device in rows_of(recording, "kind", "device") if kind == "sync"] == [
+        1,
+        0,
+        0,
+    ]
+
+
+def test_a_query_is_no_wait(tmp_path):
+    recording = read(
+        tmp_path,
+        {
+            "SYNCHRONIZATION": [sync(2, 3, 1, syncType=1, eventId=4)],
+            "RUNTIME": [call(0, 9, 1, "cudaEventQuery_v3020")],
+        },
+    )
+
+    assert names_of(recording, "sync") == ["Event Query"]
+    assert recording.metadata["notes"] == []
+
+
+def waits_and_records(**numbers):
+    #  record A(10)  record B(20)  wait A(30)  record A again(40)  wait A(50)  wait C(60)
+    record_again, first, second = numbers.get("sync_ids", [None, None, None])
+    return {
+        "RUNTIME": [
+            call(10, 11, 1, "cudaEventRecord_v3020"),
+            call(20, 21, 2, "cudaEventRecord_v3020"),
+            call(30, 31, 3, "cudaStreamWaitEvent_v3020"),
+            call(40, 41, 4, "cudaEventRecord_v3020"),
+            call(50, 51, 5, "cudaStreamWaitEvent_v3020"),
+            call(60, 61, 6, "cudaEventSynchronize_v3020"),
+        ],
+        "CUDA_EVENT": [
+            record(1, 100, 7, eventSyncId=first),
+            record(2, 200, 8, eventSyncId=first),
+            record(4, 100, 9, eventSyncId=record_again),
+        ],
+        "SYNCHRONIZATION": [
+            sync(30, 31, 3, streamId=13, eventId=100, syncType=2, eventSyncId=first),
+            sync(50, 51, 5, streamId=13, eventId=100, syncType=2, eventSyncId=second),
+            sync(60, 61, 6, eventId=300, syncType=1, eventSyncId=first),
+        ],
+    }
+
+
+def waits_of(recording):
+    rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
+    assert recording.metadata["notes"] == [
+        "1 of 3 waits for an event have no record of the event in the file."
+    ]
+    return [row[1:] for row in rows if row[0] == "sync"]
+
+
+def test_a_wait_is_for_the_latest_record_of_its_event_before_it(tmp_path):
+    tables = waits_and_records()
+    tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = tables.pop("CUDA_EVENT")
+
+    assert waits_of(read(tmp_path, tables, version="3.17.2")) == [(13, 7, 1), (13, 9, 4), (None, None, None)]
+
+
+def test_numbered_records_are_told_apart_by_their_number(tmp_path):
+    # the second wait is for the first record, though the event was recorded again before it
+    tables = waits_and_records(sync_ids=[72, 71, 71])
+    assert waits_of(read(tmp_path, tables, version="3.25.0")) == [
+        (13, 7, 1),
+        (13, 7, 1),
+        (None, None, None),
+    ]
+
+
+TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+WORK = {"RUNTIME": [call(1000, 1010, 5, LAUNCH)], "KERNEL": [kernel(1015, 1100, 5)]}
+
+
+def imported(folder, *rows, **tables):
+    return daydream.load(write_export(folder / "a.sqlite", {**WORK, **tables, TABLE: rows}))
+
+
+def test_allocations_and_frees_are_read_on_the_thread_that_asked(tmp_path):
+    trace = imported(tmp_path, allocation(1005, 2 << 20, 5), allocation(1050, 2 << 20, memoryOperationType=1))
+
+    memory = trace.memory
+    assert memory["time_ns"].tolist() == [5, 50]
+    assert memory["bytes"].tolist() == [2 << 20, -(2 << 20)]
+    assert memory["tid"].tolist() == [MAIN, NO_ID]
+    assert memory["pid"].tolist() == [PID, NO_ID]
+    assert memory["address"].tolist() == [4096, 4096]
+    assert memory["allocated_bytes"].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 3, 4, 6, 7])
+def test_memory_that_is_not_on_a_gpu_is_left_out_and_counted(tmp_path, kind):
+    trace = imported(tmp_path, allocation(1005, 512), allocation(1006, 512, memKind=kind))
+
+    assert len(trace.memory) == 1
+    assert (
+        "1 row of memory of the host or of processes without device work was left out."
+        in (trace.metadata["notes"])
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"start": None},
+        {"bytes": None},
+        {"bytes": -1},
+        {"bytes": 2**62},
+        {"deviceId": None},
+        {"memoryOperationType": 9},
+    ],
+)
+def test_rows_that_hold_no_event_are_left_out_and_counted(tmp_path, more):
+    trace = imported(tmp_path, allocation(1005, 512), {**allocation(1006, 512), **more})
+
+    assert len(trace.memory) == 1
+    assert (
+        "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
+    )
+
+
+def test_a_gzipped_export_reads_the_same_and_leaves_nothing_behind(tmp_path):
+    path = write_export(
+        tmp_path / "a.sqlite", {"RUNTIME": [call(0, 5, 1, LAUNCH)], "KERNEL": [kernel(3, 9, 1)]}
+    )
+    packed_path = tmp_path / "a.sqlite.gz"
+    packed_path.write_bytes(gzip.compress(path.read_bytes()))
+    before = path.read_bytes()
+
+    plain, unpacked = read_nsys(path), read_nsys(packed_path)
+
+    assert rows_of(plain, *plain.columns) == rows_of(unpacked, *unpacked.columns)
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["a.sqlite", "a.sqlite.gz"]
+    assert path.read_bytes() == before
+
+
+def fails_with(path):
+    with pytest.raises(TraceError) as caught:
+        read_nsys(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_files_that_are_no_export_are_refused_in_one_line(tmp_path):
+    (tmp_path / "text.sqlite").write_text("not a database, but long enough to look like one" * 9)
+    (tmp_path / "empty.sqlite").touch()
+    (tmp_path / "empty.sqlite.gz").write_bytes(gzip.compress(b""))
+    other = sqlite3.connect(tmp_path / "other.sqlite")
+    other.execute("CREATE TABLE bookmarks (url)")
+    other.commit()
+    other.close()
+
+    assert fails_with(tmp_path / "none.sqlite").endswith("none.sqlite: no such file")
+    assert "is a folder" in fails_with(tmp_path)
+    assert "is not an SQLite database" in fails_with(tmp_path / "text.sqlite")
+    assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite")
+    assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite.gz")
+    assert "not an Nsight Systems export" in fails_with(tmp_path / "other.sqlite")
+
+
+def test_a_report_is_refused_with_the_command_that_exports_it(tmp_path):
+    (tmp_path / "my run.nsys-rep").write_bytes(b"\x0a\x00\x00" * 200)
+    path = tmp_path / "my run.nsys-rep"
+
+    for given in (path, tmp_path):  # a folder that holds nothing else
+        with pytest.raises(TraceError, match=f"`nsys export --type sqlite '{path}'`"):
+            import_trace([given])
+    other = path.rename(tmp_path / "k.ncu-rep")
+    with pytest.raises(TraceError, match=f"`ncu --import {other} --csv "):
+        import_trace([tmp_path])
+
+
+def test_an_export_without_cuda_activity_says_how_to_record_it(tmp_path):
+    only_ranges = write_export(tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")]})
+    unfinished = write_export(tmp_path / "b.sqlite", {"KERNEL": [kernel(0, None, 1)]})
+
+    assert "--trace=cuda,nvtx" in fails_with(only_ranges)
+    assert "without a finished CUDA or NVTX row" in fails_with(unfinished)
+
+
+def test_cut_off_files_are_refused(tmp_path):
+    rows = [kernel(10 * i, 10 * i + 5, i) for i in range(500)]
+    path = write_export(tmp_path / "a.sqlite", {"KERNEL": rows})
+    whole = path.read_bytes()
+
+    (tmp_path / "cut.sqlite").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "head.sqlite").write_bytes(whole[:60])
+    (tmp_path / "cut.sqlite.gz").write_bytes(gzip.compress(whole)[:-2000])
+
+    assert "is cut off" in fails_with(tmp_path / "cut.sqlite")
+    assert "is cut off" in fails_with(tmp_path / "head.sqlite")
+    assert "cut off or damaged" in fails_with(tmp_path / "cut.sqlite.gz")
+
+
+def test_damaged_bytes_give_an_error_or_a_recording(tmp_path):
+    tables = {
+        "RUNTIME": [call(10 * i - 3, 10 * i + 2, i, LAUNCH) for i in range(60)],
+        "KERNEL": [kernel(10 * i, 10 * i + 5, i) for i in range(60)],
+        "SYNCHRONIZATION": [
+            sync(10 * i, 10 * i + 1, i, streamId=13, eventId=100, syncType=2) for i in range(9)
+        ],
+        "CUDA_EVENT": [record(i, 100, 7) for i in range(9)],
+        "NVTX_EVENTS": [range_(0, 9, "aten::add, seq = 12, op_id = 345")],
+    }
+    whole = write_export(tmp_path / "a.sqlite", tables).read_bytes()
+    assert refusals(tmp_path / "damaged.sqlite", whole)
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
+
+
+def shared(name):
+    path = SHARED / f"{name}.sqlite.gz"
+    if not path.exists():
+        pytest.skip(f"the shared trace {name} is not here")
+    return path
+
+
+def kinds_and_names(recording):
+    return Counter(kind for (kind,) in rows_of(recording, "kind"))
+
+
+def in_flight(recording):
+    """Return the most launched, unfinished tasks on the stream, at the start and at the return of calls."""
+    calls = {row[0]: row[1:] for row in rows_of(recording, "correlation", "start_ns", "duration_ns", "kind")
+             if row[3] == "runtime"}  # fmt: skip
+    device = recording.is_kind("kernel", "memcpy", "memset")
+    launch = np.array([calls[code][:2] for code in recording["correlation"][device].tolist()])
+    end = np.sort((recording["start_ns"] + recording["duration_ns"])[device])
+    begin, finish = np.sort(launch[:, 0]), np.sort(launch.sum(axis=1))
+    launched = np.arange(1, len(begin) + 1)
+    return tuple(int((launched - np.searchsorted(end, time, side="right")).max()) for time in (begin, finish))
+
+
+def test_the_shared_a100_trace_has_its_counts_and_its_full_queue():
+    recording = read_nsys(shared("a100_gpt2.7b_forward_eager"))
+
+    assert kinds_and_names(recording) == {
+        "runtime": 18_322, "kernel": 18_320, "sync": 2, "blocked": 7,
+    }  # fmt: skip
+    assert Counter(names_of(recording, "runtime"))["cudaLaunchKernel"] == 18_320
+    assert names_of(recording, "sync") == ["Context Sync", "Context Sync"]
+    assert recording.metadata["source"].startswith("nsys 3.16.1 ")
+    assert recording.metadata["devices"][0]["name"] == "NVIDIA A100-SXM4-80GB"
+    assert recording.metadata["notes"] == []
+    # 1,022 are in flight when calls return; one that is blocked makes it 1,023
+    assert in_flight(recording) == (1_023, 1_022)
+
+
+def test_the_shared_rtx_trace_has_its_counts_and_its_full_queue():
+    recording = read_nsys(shared("rtx3070ti_transformer_training_nvtx"))
+
+    assert kinds_and_names(recording) == {
+        "runtime": 20_436, "kernel": 17_032, "memset": 1_510, "memcpy": 272, "sync": 169, "annotation": 31,
+        "blocked": 514,
+    }  # fmt: skip
+    assert Counter(names_of(recording, "sync")) == {"Context Sync": 15, "Event Query": 42, "Stream Sync": 112}
+    assert Counter(names_of(recording, "memcpy")) == {
+        "Memcpy DtoD (Device -> Device)": 130,
+        "Memcpy HtoD (Pageable -> Device)": 112,
+        "Memcpy HtoD (Pinned -> Device)": 30,
+    }
+    assert Counter(names_of(recording, "annotation"))["Forward"] == 15
+    assert in_flight(recording) == (1_022, 1_021)
+
+
+def test_the_shared_graph_trace_has_ten_graphs_not_itemised():
+    recording = read_nsys(shared("a100_gpt2.7b_forward_compiled_cuda_graph"))
+
+    names = Counter(names_of(recording, "kernel"))
+    assert names.pop("CUDA graph") == 10
+    assert names.total() == 30
+    assert recording.metadata["notes"][0].startswith("10 CUDA graph launches traced as a whole")
+
+
+def test_the_shared_pipeline_trace_is_two_ranks_whose_ids_collide():
+    recording = read_nsys(shared("h100_pipeline_2gpu"))
+
+    assert kinds_and_names(recording) == {
+        "operator": 18_490, "runtime": 7_466, "kernel": 4_010, "memcpy": 1_020, "annotation": 628,
+        "sync": 366, "memset": 269,
+    }  # fmt: skip
+    assert Counter(names_of(recording, "sync")) == {
+        "Stream Wait Event": 200, "Event Query": 133, "Stream Sync": 33,
+    }  # fmt: skip
+    calls = set(recording["correlation"][recording.is_kind("runtime")].tolist())
+    device = recording.is_kind("kernel", "memcpy", "memset")
+    assert sum(code not in calls for code in recording["correlation"][device].tolist()) == 31
+    assert (
+        "200 of 200 waits for an event have no record of the event in the file."
+        in recording.metadata["notes"]
+    )
+
+    first, second = split_ranks(recording)
+    assert [int(part.is_kind("kernel").sum()) for part in (first, second)] == [1_993, 2_017]
+    assert [set(part["device"].tolist()) for part in (first, second)] == [{-1, 0}, {-1, 1}]

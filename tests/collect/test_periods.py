@@ -1,9 +1,6 @@
 """Iterations from the launch sequence: on sequences written out, on random ones, and on shared traces."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +16,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "traces"
 EVERY, CALL = 100, 40  # ns between launch calls, and in one
 
 
-def launches(
-    works: Sequence[int], *, pauses: dict[int, int] | None = None, optimizer: int | None = None
-) -> Recording:
+def launches(works, *, pauses=None, optimizer=None):
     """Return a recording of one thread that launches these works; `pauses` are ns idled before launches."""
     count = len(works)
     step = np.full(count, EVERY)
@@ -41,18 +36,18 @@ def launches(
     return Recording(columns, {"kind": ["runtime", "kernel"], "name": [*names, "cudaLaunchKernel"]})
 
 
-def begins(works: Sequence[int], **options: object) -> list[int]:
+def begins(works, **options):
     """Return the launches at which the iterations begin that are found."""
     recording = launches(works, **options)  # type: ignore[arg-type]
     return first_launches(recording, find_steps_by_period(recording), len(works))
 
 
-def first_launches(recording: Recording, ranges: list[tuple[int, int]], count: int) -> list[int]:
+def first_launches(recording, ranges, count):
     """Return the first launch in each range; a range begins where the one before it ends."""
     return np.searchsorted(recording["start_ns"][:count], [begin for begin, _ in ranges]).tolist()
 
 
-def every(period: int, first: int, repeats: int) -> list[int]:
+def every(period, first, repeats):
     return list(range(first, first + period * repeats, period))
 
 
@@ -75,15 +70,6 @@ def test_two_repeats_are_no_period():
     assert begins([0, 1] * 4 + [2], optimizer=2) == []  # one optimizer for four: micro-batches
 
 
-def test_the_upload_of_weights_weighs_nothing_beside_kernels():
-    recording = launches([*[9] * 8, *[0, 1, 2] * 3], optimizer=2)
-    recording.texts["kind"].append("memcpy")
-    recording.columns["kind"][17:25] = 2
-    recording.columns["duration_ns"][17:25] = 100_000
-
-    assert first_launches(recording, find_steps_by_period(recording), 17) == every(3, 8, 3)
-
-
 def test_a_pass_alike_before_the_loop_is_a_step_of_another_kind():
     #  a prefill 9 0 1 2 of which one kernel differs and takes most of the time, four decodes
     recording = launches([9, 0, 1, 2, *[3, 0, 1, 2] * 4], pauses=dict.fromkeys(every(4, 4, 4), 1000))
@@ -99,31 +85,12 @@ def test_work_that_does_not_repeat_has_no_iterations():
     assert begins(np.random.default_rng(3).integers(0, 50, 5000).tolist()) == []
 
 
-def test_a_repetition_that_is_a_small_part_of_the_recording_is_no_loop():
-    assert begins([*range(10, 40), *[0, 1, 2] * 5, *range(40, 60)]) == []
-
-
-def test_launches_without_device_work_of_weight_are_no_loop():
-    #  a graph launch does all the work; copying its results is what repeats
-    recording = launches([*[5, 6] * 9, 7])
-    recording.columns["duration_ns"][-1] = 100_000
-
-    assert find_steps_by_period(recording) == []
-
-
 def test_layers_of_many_launches_with_a_short_head_are_not_taken_for_iterations():
     layer = np.random.default_rng(1).integers(0, 30, 57).tolist()
     for layers, head in ((24, 2), (24, 4), (32, 8), (3, 3)):
         iteration = [*range(30, 30 + head), *layer * layers]
 
         assert begins(iteration * 7) == every(len(iteration), 0, 7), (layers, head)
-
-
-def test_micro_batches_with_an_optimizer_step_are_one_iteration():
-    micro_batch = [1, 2, 3, 4, 4, 3, 2, 1]
-    iteration = [*micro_batch * 4, *[20, 21] * 3]
-
-    assert begins(iteration * 5) == every(len(iteration), 0, 5)
 
 
 def test_launches_more_or_less_do_not_displace_later_iterations():
@@ -161,7 +128,7 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
 
 
-def with_calls(recording: Recording, start_ns: Sequence[int], duration_ns: int) -> Recording:
+def with_calls(recording, start_ns, duration_ns):
     """Add runtime calls that launch nothing."""
     count = len(start_ns)
     for name, values in {
@@ -178,61 +145,6 @@ def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
     recording = with_calls(launches([0, 1, 2] * 4), [*(end + 5 for end in ends), ends[-1] + 700], 30)
 
     assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
-
-
-def of_threads(*threads: tuple[int, list[int], list[int]]) -> Recording:
-    """Return launches of several threads: (tid, works, when they are launched)."""
-    rows = sorted(
-        (time, work, tid) for tid, works, times in threads for work, time in zip(works, times, strict=True)
-    )
-    recording = launches([work for _, work, _ in rows])
-    count = len(rows)
-    recording.columns["start_ns"] = np.tile([time for time, _, _ in rows], 2)
-    recording.columns["pid"] = np.full(2 * count, 1)
-    recording.columns["tid"] = np.repeat([[tid for _, _, tid in rows], np.full(count, -1)], 1, axis=0).ravel()
-    return recording
-
-
-def test_a_loader_that_launches_at_its_own_pace_does_not_merge_steps():
-    #  main 0 1 2 3 4 5 every 1,000 ns; a loader's two copies every 1,500: both together repeat every 3,000
-    main = [1000 * turn + 100 * place for turn in range(24) for place in range(6)]
-    copies = [1500 * turn + 150 + 20 * place for turn in range(16) for place in range(2)]
-    recording = of_threads((1, [0, 1, 2, 3, 4, 5] * 24, main), (2, [8, 9] * 16, copies))
-
-    ranges = find_steps_by_period(recording)
-
-    assert [end for _, end in ranges] == [1000 * turn + 500 + CALL for turn in range(24)]
-
-
-def test_threads_that_hand_over_to_each_other_are_one_sequence():
-    #  main 0 1 2 . . 5 and autograd 3 4 in between: the iteration ends with the main thread's last launch
-    main = [1000 * turn + place for turn in range(5) for place in (0, 100, 200, 700)]
-    other = [1000 * turn + place for turn in range(5) for place in (400, 500)]
-    recording = of_threads((1, [0, 1, 2, 5] * 5, main), (2, [3, 4] * 5, other))
-
-    assert find_steps_by_period(recording)[1:] == [
-        (1000 * turn - 300 + CALL, 1000 * turn + 700 + CALL) for turn in range(1, 5)
-    ]
-
-
-def test_a_recording_that_begins_behind_the_longest_pause_keeps_its_iterations():
-    #  the CPU pauses before each 0; only from the first 2 on does everything repeat, three times
-    works = [0, 7, *[2, 3, 4, 0, 1] * 3]
-    pauses = dict.fromkeys(every(5, 5, 2), 1000)
-
-    assert begins(works, pauses=pauses) == every(5, 0, 3)
-
-
-def test_a_graph_launch_counts_once_however_many_of_its_nodes_were_recorded():
-    #  each iteration: a kernel, then a graph launch with two nodes, or three
-    recording = launches([0, 1] * 5, optimizer=0)
-    graphs = np.array([1, 3, 5, 7, 9, 1, 5])
-    nodes = {"start_ns": recording["start_ns"][graphs] + 30, "correlation": graphs}
-    for name, values in {"kind": 1, "name": 1, "duration_ns": 9, **nodes}.items():
-        more = np.broadcast_to(values, len(graphs))
-        recording.columns[name] = np.append(recording.columns[name], more)
-
-    assert first_launches(recording, find_steps_by_period(recording), 10) == every(2, 0, 5)
 
 
 def test_without_a_device_the_outermost_operators_tell_the_iterations():
@@ -268,7 +180,7 @@ def test_a_repeated_body_with_a_launch_of_its_own_gives_back_its_boundaries(body
     assert found == every(len(body), len(head), repeats)
 
 
-def shared(name: str) -> Recording:
+def shared(name):
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
@@ -279,7 +191,7 @@ def shared(name: str) -> Recording:
     return read(path)
 
 
-def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int]:
+def launches_in(recording, ranges):
     device = recording.is_kind("kernel", "memcpy", "memset", "collective")
     launched = set(recording["correlation"][device].tolist())
     host = recording.is_kind("runtime") & np.isin(recording["correlation"], list(launched))
@@ -287,7 +199,7 @@ def launches_in(recording: Recording, ranges: list[tuple[int, int]]) -> list[int
     return [int(((start >= begin) & (start < end)).sum()) for begin, end in ranges]
 
 
-def marked(recording: Recording, pattern: str) -> np.ndarray:
+def marked(recording, pattern):
     rows = np.flatnonzero(recording.is_kind("annotation") & recording.named(re.compile(pattern)))
     return np.sort(recording["start_ns"][rows])
 
@@ -322,7 +234,7 @@ def test_shared_training_traces_fall_into_their_iterations(name, launched):
 LAYERS = [*[8, 9], *[0, 1, 2, 3] * 6, 7]  # an embedding 8 9, six equal layers, a head 7
 
 
-def with_operators(works: Sequence[int], *, pauses: dict[int, int] | None = None) -> Recording:
+def with_operators(works, *, pauses=None):
     recording = launches(works, pauses=pauses)
     recording.texts["kind"].append("operator")
     for name, value in {"kind": 2, "name": 0, "start_ns": 90, "duration_ns": 5, "correlation": -1}.items():

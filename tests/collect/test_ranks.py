@@ -1,10 +1,5 @@
 """Several ranks in one trace: whose collectives are one, and what they say about the clocks."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from collective_traces import collective, trace_of
@@ -12,7 +7,6 @@ from kineto_text import document, kernel, training, write
 from shared import shared_trace
 
 import daydream
-from daydream import Trace
 from daydream.collect.derive.collectives import match_collectives
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.ranks import align_ranks
@@ -21,13 +15,13 @@ from daydream.errors import TraceError
 ENDS = [10, 1_030, 3_050]  # no two pauses alike
 
 
-def met(trace: Trace) -> list[list[tuple[int, int]]]:
+def met(trace):
     """Return each meeting as (rank, start in us) of its members."""
     start, rank = trace["start_ns"] // 1000, trace["rank"]
     return [[(int(rank[row]), int(start[row])) for row in rows] for rows in match_collectives(trace).rows]
 
 
-def run(rank: int, ends: list[float], *, late: float = 0, **columns) -> list[dict]:
+def run(rank, ends, *, late=0, **columns):
     """Return a rank's all-reduces that end at these times on a clock that is `late` behind."""
     return [collective(end - 5 - rank - late, end - late, rank=rank, **columns) for end in ends]
 
@@ -39,16 +33,6 @@ def test_the_same_sequence_on_two_ranks_is_matched_in_order():
     assert met(trace_of(*run(0, [10, 30]), *run(1, [10, 31]))) == [[(0, 5), (1, 4)], [(0, 25), (1, 25)]]
 
 
-def test_one_rank_meets_nobody():
-    assert len(match_collectives(trace_of(*run(0, [10, 30])))) == 0
-
-
-def test_a_sequence_that_began_earlier_is_matched_from_where_the_other_began():
-    found = match_collectives(trace_of(*run(0, [10, 30, 50]), *run(1, [30, 50])))
-    assert len(found) == 2
-    assert found.alone == {0: 1}
-
-
 def test_the_root_of_a_broadcast_that_ends_early_says_nothing_about_the_clocks():
     #  rank 0, the root  |reduce: 10 to 20|two broadcasts: 21 to 31, 32 to 42|
     #  rank 1            |reduce: 12 to 22|             ...   |two broadcasts: 401 to 411, 412 to 422|
@@ -58,17 +42,6 @@ def test_the_root_of_a_broadcast_that_ends_early_says_nothing_about_the_clocks()
     found = match_collectives(trace_of(*rows))
     assert found.offset_ns == {0: 0, 1: -2_000}
     assert found.spread_ns.tolist() == [2_000, 0, 0]
-
-
-def test_an_iteration_more_at_the_head_is_not_taken_for_the_next_one():
-    # The same two sizes over and over: laid one iteration apart the sequences look alike.
-    ends = [100.0 * place + place % 2 * 7 for place in range(8)]
-    sizes = [4096 if place % 2 else 8192 for place in range(8)]
-    first = [collective(end - 5, end, size) for end, size in zip(ends, sizes, strict=True)]
-    second = [collective(end - 5, end, size, rank=1) for end, size in zip(ends[2:], sizes[2:], strict=True)]
-    found = match_collectives(trace_of(*first, *second))
-    assert found.alone == {0: 2}
-    assert found.residual_ns == 0
 
 
 def test_a_row_lost_in_the_middle_costs_no_other_match():
@@ -92,15 +65,6 @@ def test_operations_and_sizes_that_differ_do_not_meet():
     other = trace_of(*run(0, [10, 20]), *run(1, [10, 20], operation="broadcast"))
     assert (len(match_collectives(other)), match_collectives(other).alone) == (0, {0: 2, 1: 2})
     assert len(match_collectives(trace_of(*run(0, [10], nbytes=8), *run(1, [10], nbytes=16)))) == 0
-
-
-def test_an_unknown_size_and_uneven_all_to_alls_are_no_contradiction():
-    assert len(match_collectives(trace_of(*run(0, [10], nbytes=None), *run(1, [10])))) == 1
-    uneven = [
-        *run(0, [10], nbytes=8, operation="all_to_all"),
-        *run(1, [10], nbytes=16, operation="all_to_all"),
-    ]
-    assert len(match_collectives(trace_of(*uneven))) == 1
 
 
 def test_messages_between_two_of_four_are_not_matched():
@@ -130,15 +94,6 @@ def test_a_clock_that_lies_behind_is_moved_and_it_is_said():
         "collectives": 3, "residual_ns": 0, "moved_ns": {"0": 0, "1": 1_000_000_000}, "alone": {},
     }  # fmt: skip
     assert any("clocks moved: rank 1 by +1,000,000.0 us" in note for note in trace.metadata["notes"])
-
-
-def test_a_clock_that_is_ahead_moves_the_origin_so_that_no_time_is_before_it():
-    trace = trace_of(*run(0, ENDS), *run(1, ENDS, late=-500), origin_ns=5_000_000)
-    align_ranks(trace)
-    ends = (trace["start_ns"] + trace["duration_ns"]).reshape(2, 3)
-    assert (ends[0] == ends[1]).all()
-    assert trace["start_ns"].min() >= 0
-    assert trace.metadata["origin_ns"] == 4_500_000
 
 
 def test_a_difference_within_the_noise_moves_no_clock():
@@ -171,23 +126,6 @@ def test_missing_ranks_strangers_and_what_met_none_are_said():
     assert "Ranks without a match, whose clocks are as recorded: 2" in notes
 
 
-def test_no_match_at_all_is_said_and_nothing_moved():
-    trace = trace_of(*run(0, [10]), *run(1, [900], operation="broadcast"))
-    before = trace["start_ns"].copy()
-    align_ranks(trace)
-    assert (trace["start_ns"] == before).all()
-    assert "could be matched" in trace.metadata["notes"][0]
-    assert "alignment" not in trace.metadata
-
-
-def test_what_fits_an_iteration_apart_as_well_is_said():
-    ends = [100.0 * place for place in range(1, 8)]
-    even = trace_of(*run(0, ends), *run(1, ends, late=5_000))
-    align_ranks(even)
-    assert even.metadata["alignment"]["moved_ns"]["1"] == 5_000_000  # the longest overlap
-    assert any("nearly as well one or more iterations apart" in note for note in even.metadata["notes"])
-
-
 def test_drifting_clocks_are_said():
     drift = [1_000.0 * place for place in range(10)]
     trace = trace_of(*run(0, drift), *run(1, [1.1 * at for at in drift]))
@@ -198,19 +136,12 @@ def test_drifting_clocks_are_said():
 # -- files -----------------------------------------------------------------------------------------
 
 
-def rank_file(folder: Path, name: str, offset_us: float, **info) -> Path:
+def rank_file(folder, name, offset_us, **info):
     """Write a file with one all-reduce whose clock is off."""
     nccl = kernel("ncclDevKernel_AllReduce", 300 + offset_us, 40, 77)
     nccl["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"}
     events = [*training(2), nccl]
     return write(folder / name, document(events, **({"distributedInfo": info} if info else {})))
-
-
-def test_ranks_can_be_given_and_join_in_their_order(tmp_path):
-    files = [rank_file(tmp_path, name, 0) for name in ("left.json", "right.json")]
-    trace = import_trace(files, ranks=[5, 3])
-    assert trace.metadata["ranks"] == [{"rank": 3}, {"rank": 5}]
-    assert np.unique(trace["rank"]).tolist() == [3, 5]
 
 
 @pytest.mark.parametrize("ranks", [[1], [1, 1], [-1, 2]])
@@ -244,7 +175,7 @@ def test_files_of_two_jobs_or_of_one_rank_are_refused(tmp_path, first, second, w
     assert import_trace(files, ranks=[0, 1]).metadata["ranks"] == [{"rank": 0}, {"rank": 1}]
 
 
-def timed_file(folder: Path, name: str, base_ns: int, shift_us: float) -> Path:
+def timed_file(folder, name, base_ns, shift_us):
     events = training(2)
     for event in events:
         event["ts"] += shift_us
@@ -268,14 +199,6 @@ def test_the_same_recording_twice_is_refused(tmp_path):
         import_trace(files)
 
 
-def test_the_groups_of_all_ranks_are_kept_once(tmp_path):
-    world = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
-    own = [{"pg_name": "1", "ranks": [0]}, {"pg_name": "2", "ranks": [1]}]
-    for rank in (0, 1):
-        rank_file(tmp_path, f"{rank}.json", 0, rank=rank, world_size=2, pg_config=[world, own[rank]])
-    assert [group["name"] for group in import_trace([tmp_path]).metadata["groups"]] == ["0", "1", "2"]
-
-
 def test_four_of_eight_real_ranks_meet_in_all_their_collectives():
     trace = daydream.load(shared_trace("kineto/v100_dlrm_4_of_8_ranks"))
     found = match_collectives(trace)
@@ -283,23 +206,6 @@ def test_four_of_eight_real_ranks_meet_in_all_their_collectives():
     assert found.alone == {}
     assert trace.metadata["alignment"]["residual_ns"] <= 10_000
     assert any("8 collectives of 4 of 8 ranks" in note for note in trace.metadata["notes"])
-
-
-def test_a_real_rank_whose_clock_is_off_is_put_back(tmp_path):
-    import gzip
-
-    folder = shared_trace("kineto/v100_dlrm_4_of_8_ranks")
-    for rank in (0, 1):
-        with gzip.open(folder / f"rank{rank}.json.gz") as file:
-            content = json.load(file)
-        for event in content["traceEvents"]:
-            if rank and "ts" in event:
-                event["ts"] += 3_000_000
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps(content))
-    alignment = import_trace([tmp_path]).metadata["alignment"]
-    assert alignment["collectives"] == 8
-    assert alignment["moved_ns"]["1"] == pytest.approx(-3e9, abs=5_000)
-    assert alignment["residual_ns"] <= 10_000
 
 
 def test_the_command_line_takes_the_ranks(tmp_path, monkeypatch, capsys):

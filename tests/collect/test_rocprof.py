@@ -1,12 +1,11 @@
 """rocprofv3: its JSON and its CSV tables, from small files written as text and from public ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
 
 import pytest
+from rocpd_sample import TABLES, write_rocpd
 from rocprof_text import (
     AGENTS,
     CALLS,
@@ -24,11 +23,9 @@ import daydream
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
 from daydream.costs.counters.attaching import base_name
-from daydream.errors import TraceError
-from daydream.trace.trace import Trace
 
 
-def row_of(trace: Trace, name: str) -> int:
+def row_of(trace, name):
     return trace.values("name").index(name)
 
 
@@ -83,18 +80,6 @@ def test_kernels_without_calls_say_so_and_have_steps_by_their_own_period(tmp_pat
     assert explanation.bound.value == "unrecorded"  # half of the step the device pauses, nobody knows why
 
 
-def test_a_step_that_kernels_fill_is_bound_by_them_without_any_call(tmp_path):
-    given = process(0)
-    given["buffer_records"]["kernel_dispatch"] = [
-        dispatch(1 + number % 2, 1_000_000 + 50_000 * number, 1_049_000 + 50_000 * number, number + 1)
-        for number in range(12)
-    ]
-    given["kernel_symbols"][1]["formatted_kernel_name"] = "norm"
-    trace = import_trace([write_json(tmp_path / "t.json", given)])
-
-    assert daydream.explain(trace).bound.value == "GPU"
-
-
 def test_a_run_with_counters_is_no_trace(tmp_path):
     given = process()
     given["callback_records"]["counter_collection"] = [{"records": []}]
@@ -122,15 +107,6 @@ def test_tables_of_a_run_in_a_folder_are_one_trace(tmp_path, text, stream, encod
     assert (trace["device"][copy], "bytes" in trace.columns) == (0, False)
     assert trace.metadata["devices"] == [{"id": 0, "name": "AMD Instinct MI300X", "multiprocessors": 304}]
     assert (trace["pid"][trace["parent"][kernel]], trace["tid"][trace["parent"][kernel]]) == (42, 7)
-
-
-def test_rows_of_a_table_in_utf_16_are_whole(tmp_path):
-    name = 40 * "\u6838"  # 3 bytes in UTF-8, 2 in the file
-    row = KERNELS_NEW.splitlines(keepends=True)[2].replace("mul.kd", name)
-    (tmp_path / "kernel_trace.csv").write_text(KERNELS_NEW + 2000 * row, "utf-16")
-    trace = import_trace([tmp_path])
-
-    assert Counter(trace.values("name")) == {name: 2000, "add(float*, int)": 1, "mul": 1}
 
 
 def test_kernel_tables_of_two_processes_are_two_ranks(tmp_path):
@@ -165,37 +141,9 @@ def test_rows_that_are_cut_are_left_out_and_counted(tmp_path):
     assert trace.metadata["notes"][0] == "1 row had more or fewer fields than the header and was left out."
 
 
-def test_a_table_and_a_file_of_another_profiler_are_not_one_run(tmp_path):
-    (tmp_path / "a.csv").write_text(KERNELS_OLD)
-    (tmp_path / "b.json").write_text('{"traceEvents": []}')
-
-    assert "give the files of one profiler" in refused(tmp_path / "a.csv", tmp_path / "b.json")
-
-
 def test_damaged_files_are_refused_in_one_line_or_read(tmp_path):
     sound = write_json(tmp_path / "t.json", process(2)).read_bytes()
     assert len(refusals(tmp_path / "d.json", sound) + refusals(tmp_path / "d.csv", KERNELS_NEW.encode())) > 50
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"buffer_records": None},
-        {"agents": [{"id": 5, "type": 2}, {"type": "x"}]},
-        {"agents": [{"id": {"handle": 2**64 - 1}, "type": 2}]},
-        {"kernel_symbols": {}},
-        {"metadata": {"pid": 2**80}},
-        {"strings": {"buffer_records": [{"operations": [None]}]}},
-    ],
-)
-def test_fields_of_other_types_are_refused_in_one_line_or_ignored(tmp_path, change):
-    path = write_json(tmp_path / "t.json", {**process(2), **change})
-    said = ""
-    try:
-        import_trace([path])
-    except TraceError as error:
-        said = str(error)
-    assert "\n" not in said
 
 
 def test_the_public_json_file_holds_what_is_known_of_it():
@@ -232,3 +180,69 @@ def test_public_tables_are_read(files, rows, launched):
     device = trace.is_kind("kernel", "memcpy")
     assert (trace["parent"][device] >= 0).sum() == launched
     assert GPU not in set(trace["device"].tolist())
+
+
+def test_kernels_copies_calls_and_ranges_become_a_trace(tmp_path):
+    trace = import_trace([write_rocpd(tmp_path / "t.db")])
+
+    kernel, copy = row_of(trace, "gemm<float>(int)"), row_of(trace, "Memcpy HtoD (Host -> Device)")
+    assert [trace.values("kind")[row] for row in (kernel, copy)] == ["kernel", "memcpy"]
+    assert (trace["device"][kernel], trace["stream"][kernel]) == (0, 5)
+    assert (trace.values("grid")[kernel], trace.values("block")[kernel]) == (
+        "4,2,1",
+        "256,1,1",
+    )  # of work-items
+    assert int(trace["duration_ns"][kernel]) == 30_000
+    assert trace["bytes"][copy] == 4096
+    assert trace.values("name")[trace["parent"][kernel]] == "hipLaunchKernel"
+    assert trace.values("name")[trace["parent"][copy]] == "hipMemcpyAsync"
+    assert "relu" in trace.values("name")  # without the mark of its descriptor, by its other name
+    assert trace.values("kind")[row_of(trace, "step")] == "annotation"
+    assert "rccl:ncclAllReduce" in trace.values("name")
+    call = row_of(trace, "hipLaunchKernel")
+    assert (trace["pid"][call], trace["tid"][call]) == (4242, 99)  # of the system, not rows of tables
+    assert trace.metadata["devices"] == [{"id": 0, "name": "AMD Instinct MI300X"}]
+    assert "secret" not in json.dumps(trace.metadata)
+    assert daydream.replay(trace).max_error < 0.01
+
+
+def test_a_packed_one_is_read_alike(tmp_path):
+    plain = import_trace([write_rocpd(tmp_path / "t.db")])
+    (tmp_path / "t.db.gz").write_bytes(gzip.compress((tmp_path / "t.db").read_bytes()))
+    assert import_trace([tmp_path / "t.db.gz"]).values("name") == plain.values("name")
+
+
+def test_the_other_id_of_events_ties_work_to_calls_where_it_is_the_one_that_does(tmp_path):
+    events = [(key, category, 0, 0, stack) for key, category, stack, *_ in TABLES["event"][1]]
+    trace = import_trace([write_rocpd(tmp_path / "t.db", event=events)])
+    kernel = row_of(trace, "gemm<float>(int)")
+    assert trace.values("name")[trace["parent"][kernel]] == "hipLaunchKernel"
+
+
+def test_the_direction_of_a_copy_without_a_name_is_that_of_its_ends(tmp_path):
+    copies = [(1, 1, 1, 12_000, 13_000, None, 1, 2, 4096, 3, None, 6)]
+    trace = import_trace([write_rocpd(tmp_path / "t.db", memory_copy=copies)])
+    assert "Memcpy DtoH (Device -> Host)" in trace.values("name")
+
+
+def test_several_processes_in_one_file_are_ranks(tmp_path):
+    trace = import_trace([write_rocpd(tmp_path / "t.db", ("_a", "_b"))])
+    assert set(trace["rank"].tolist()) >= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"pmc_event": [(1, 2, 1, 3.5)]}, "while counters were read"),
+        ({"kernel_dispatch": [], "memory_copy": [], "region": []}, "holds no kernel"),
+        ({"string": None}, "not an Nsight Systems export"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_a_line(tmp_path, rows, said):
+    assert said in refused(write_rocpd(tmp_path / "t.db", **rows))
+
+
+def test_a_database_that_is_cut_off_is_refused_in_a_line(tmp_path):
+    whole = write_rocpd(tmp_path / "t.db").read_bytes()
+    (tmp_path / "cut.db").write_bytes(whole[: len(whole) // 2])
+    assert "cut off" in refused(tmp_path / "cut.db")

@@ -1,7 +1,5 @@
 """What is known of the public traces, found again by the importer; skipped where they are not at hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,6 @@ from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.errors import TraceError
 from daydream.trace.schema import DEVICE_KINDS
-from daydream.trace.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")
@@ -45,12 +42,12 @@ ROWS = {
 
 
 @cache
-def imported(name: str) -> Trace:
+def imported(name):
     path = SHARED / name if "/" in name else SHARED / "kineto" / f"{name}.json.gz"
     return import_trace([path])
 
 
-def covered_ms(trace: Trace) -> list[float]:
+def covered_ms(trace):
     return [step["measured_ns"] / 1e6 for step in trace.metadata["steps"] if step["covered"]]
 
 

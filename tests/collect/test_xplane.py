@@ -1,12 +1,12 @@
-"""JAX's xplane.pb: XSpaces written by hand (GPU), a recording of a small model (CPU), and public ones."""
+"""JAX's xplane.pb: XSpaces written by hand (GPU), a small model (CPU), and public ones.
 
-from __future__ import annotations
+`jax/record_jax.py` of d6db2c6c recorded the small model.
+"""
 
 import gzip
 from pathlib import Path
 
 import pytest
-from daydream.optimizations import IN_JAX
 from shared import refusals, refused, shared_trace
 from test_rocprof import row_of
 from xspace import PlaneWriter, field, training, write
@@ -22,21 +22,18 @@ from daydream.collect.importers.hlo import (
     programs_of,
     told_by,
 )
-from daydream.collect.importers.xspace import Plane, planes
+from daydream.collect.importers.xspace import planes
 from daydream.costs.kernels import bound, work
-from daydream.trace.trace import Trace
-from daydream.transforms.real_change import code_of
-from daydream.transforms.registry import names
 
 CPU = Path(__file__).parent / "jax" / "cpu_training.xplane.pb"
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path):
     return import_trace([write(tmp_path / "host.xplane.pb")])
 
 
-def public(name: str) -> Trace:
+def public(name):
     return import_trace([shared_trace(f"formats/jax/{name}.xplane.pb.gz")])
 
 
@@ -76,12 +73,9 @@ def test_transformations_tell_phases_and_scopes_tell_layers(trace):
     [
         ("jit(step)/jit(main)/jvp(MLP)/Dense_0/dot_general", "MLP.Dense_0", "forward"),
         ("jit(step)/transpose(jvp(MLP))/Dense_0/dot_general", "MLP.Dense_0", "backward"),
-        ("jit(step)/jvp(while)/body/vmap(block)/add", "block", "forward"),
         ("jit(loss_fn)/jvp()/te_fused_attn_forward_ffi", None, "forward"),
         ("jit(step)/jvp(MLP)/Dense_0/bsd,de->bse/dot_general", "MLP.Dense_0", "forward"),
         ("jit(step)/jvp(bsd,de->bse)/dot_general", None, "forward"),
-        ("jit(step)/add", None, None),
-        ("", None, None),
         ("jit(f)/a(b/c)/d", "a(b/c)", None),
         ("((((", None, None),
     ],
@@ -102,22 +96,6 @@ def test_the_host_waits_for_the_device_where_it_waits_for_arrays(trace):
     # 30 + 29 + 15 us of kernels, one behind the other, take half: 37 less of 100.
     assert 62_000 <= faster.predicted_ns <= 71_000
     assert daydream.explain(trace).bound.value == "turns"  # 74 of 100 us on the GPU, and the CPU before it
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "low", "high"),
-    [
-        ("network", {"bandwidth_factor": 2.0}, 88_000, 97_000),  # the all-reduce takes 7.5 of 15 us less
-        ("gpu", {"to": "h100"}, 50_000, 100_000),
-    ],
-)
-def test_a_profile_of_jax_answers_what_ifs(trace, name, options, low, high):
-    assert low < daydream.whatif(trace, name, **options).predicted_ns < high
-
-
-def test_overlap_says_that_nothing_waits_for_the_all_reduce(trace):
-    with pytest.raises(daydream.DaydreamError, match="hidden already"):
-        daydream.whatif(trace, "overlap")
 
 
 def test_calls_on_a_line_of_their_own_belong_to_the_thread_of_their_operators(tmp_path):
@@ -188,41 +166,22 @@ def test_a_public_training_profile_is_bound_by_its_gpu():
     assert daydream.explain(trace).bound.value == "GPU"  # busy 93 % of the steps
 
 
-def test_lines_of_code_are_jaxs_own(trace):
-    ranking = daydream.rank(trace, pairs=0)
-    lines = [each.code for each in ranking.optimizations if each.code]
-
-    assert lines
-    assert not [line for line in lines if "torch" in line or "DataLoader(dataset" in line]
-    answer = daydream.whatif(trace, "scale", on="gpu", factor=0.5)
-    graph = answer.replay.graph
-    assert code_of("tf32", graph) == 'jax.config.update("jax_default_matmul_precision", "tensorfloat32")'
-    assert code_of("fused-norm", graph) is None  # XLA fuses by itself: no line is better than torch's
-    assert "torch" in (code_of("fused-norm") or "")
-
-
-def test_every_line_of_jax_belongs_to_an_optimization():
-    assert set(IN_JAX) <= set(names())
-
-
 def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
     replay = daydream.replay(import_trace([CPU]))
     assert len(replay.steps) == 3  # all but the first, though the last operators run on threads of the pool
     assert replay.max_error < 0.001
 
 
-def shape(kind: int, *sizes: int) -> bytes:
+def shape(kind, *sizes):
     return field(2, kind) + b"".join(field(3, size) for size in sizes)
 
 
-def instruction(
-    name: str, opcode: str, number: int, returns: bytes, *, takes=(), calls=(), more=b""
-) -> bytes:
+def instruction(name, opcode, number, returns, *, takes=(), calls=(), more=b""):
     parts = field(1, name) + field(2, opcode) + field(3, returns) + field(35, number) + more
     return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
 
 
-def hlo() -> bytes:
+def hlo():
     """A program of each sort of operator; BF16 is 16, F32 11, S8 2 of `xla_data.proto`."""
     of_left = field(30, field(1, 1) + field(2, 0))  # contracted: the last dimension of the left
     inner = [
@@ -271,7 +230,7 @@ def hlo() -> bytes:
     return field(1, field(1, "jit_step") + b"".join(computations))
 
 
-def metadata_plane(proto: bytes) -> tuple[bytes, Plane]:
+def metadata_plane(proto):
     plane = PlaneWriter("/host:metadata")
     stat = field(1, 1) + field(6, proto)  # a stat of bytes: `Hlo Proto`
     names = field(5, field(1, 1) + field(2, field(1, 1) + field(2, "Hlo Proto")))
@@ -325,12 +284,6 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
     assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
     assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
     assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
-
-
-def test_kernels_of_a_device_graph_have_the_work_of_their_names():
-    trace = public("a10g_conv2d")
-    kernels = daydream.replay(trace).graph.select(kind="kernel")
-    assert (work(kernels.graph, kernels).nbytes > 0).all()
 
 
 @pytest.mark.parametrize(

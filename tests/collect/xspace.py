@@ -1,12 +1,7 @@
 """XSpaces written by hand, after the field numbers of `xplane.proto`: times in ns, as JAX writes them."""
 
-from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-
-def varint(number: int) -> bytes:
+def varint(number):
     number &= (1 << 64) - 1
     found = b""
     while number > 0x7F:
@@ -15,7 +10,7 @@ def varint(number: int) -> bytes:
     return found + bytes([number])
 
 
-def field(number: int, value: int | str | bytes) -> bytes:
+def field(number, value):
     """One field: a varint of a number, else bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
@@ -26,21 +21,21 @@ def field(number: int, value: int | str | bytes) -> bytes:
 class PlaneWriter:
     """A plane: events by name, stats by name; texts as references, as XLA writes them."""
 
-    def __init__(self, name: str, **stats: Any) -> None:
+    def __init__(self, name, **stats):
         self.name = name
-        self.names: dict[str, int] = {}
-        self.texts: dict[str, int] = {}
+        self.names = {}
+        self.texts = {}
         self.lines = b""
         self.stats = b"".join(field(6, self.stat(key, value)) for key, value in stats.items())
 
-    def stat(self, name: str, value: int | str) -> bytes:
+    def stat(self, name, value):
         which = field(1, self.text(name))
         return which + (field(3, value) if isinstance(value, int) else field(7, self.text(value)))
 
-    def text(self, text: str) -> int:
+    def text(self, text):
         return self.texts.setdefault(text, len(self.texts) + 1)
 
-    def line(self, name: str, ident: int, events: list[tuple[Any, ...]], *, begin_ns: int = 1_000) -> None:
+    def line(self, name, ident, events, *, begin_ns=1_000):
         """Add a line of events: name, start and end in ns, and a dict of stats."""
         inner = field(1, ident) + field(2, name) + field(3, begin_ns)
         for what, start, end, stats in events:
@@ -51,7 +46,7 @@ class PlaneWriter:
             )
         self.lines += field(3, inner)
 
-    def done(self) -> bytes:
+    def done(self):
         found = field(1, 7) + field(2, self.name) + self.lines
         for number, table in ((4, self.names), (5, self.texts)):
             for text, ident in table.items():
@@ -59,7 +54,7 @@ class PlaneWriter:
         return found + self.stats
 
 
-def training(steps: int = 4, *, vendor: str = "Nvidia", calls_apart: bool = False) -> bytes:
+def training(steps=4, *, vendor="Nvidia", calls_apart=False):
     """A training step a range: two operators launch a kernel each and one an all-reduce; the host waits.
 
     From the documented schema and the names in public profiles: no recording.
@@ -121,6 +116,6 @@ def training(steps: int = 4, *, vendor: str = "Nvidia", calls_apart: bool = Fals
     return b"".join(field(1, plane) for plane in planes) + field(4, "secret-host")
 
 
-def write(path: Path, content: bytes | None = None) -> Path:
+def write(path, content=None):
     path.write_bytes(training() if content is None else content)
     return path

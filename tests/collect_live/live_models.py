@@ -1,10 +1,6 @@
 """Small models of every shape that layers must be told apart in, each with a function of its loss."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -14,49 +10,47 @@ import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-Setup = tuple[nn.Module, Callable[[], Any]]
-
 
 class MLP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.second(F.relu(self.first(x)))
 
 
 class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(x + self.bn2(self.conv2(y)))
 
 
 class ResNet(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.blocks = nn.Sequential(Residual(8), Residual(8))
         self.head = nn.Linear(8, 4)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         batch, time, width = x.shape
         q, k, v = (
             part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
@@ -67,19 +61,19 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width, heads):
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = Attention(width, heads)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         x = x + self.attn(self.ln1(x))
         return x + self.down(F.gelu(self.up(self.ln2(x))))
 
 
 class GPT(nn.Module):
-    def __init__(self, checkpointing: str | None = None, layers: int = 2, width: int = 32) -> None:
+    def __init__(self, checkpointing=None, layers=2, width=32):
         super().__init__()
         self.checkpointing = checkpointing
         self.wte, self.wpe = nn.Embedding(64, width), nn.Embedding(16, width)
@@ -91,7 +85,7 @@ class GPT(nn.Module):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
         for block in self.h:
             if self.checkpointing:
@@ -101,36 +95,25 @@ class GPT(nn.Module):
         return self.head(self.ln_f(x))
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(16, 4)
-
-    def forward(self, x: Any) -> Any:
-        return self.out(self.encoder(x))
-
-
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(32, 16)
         self.lstm = nn.LSTM(16, 16, 2, batch_first=True)
         self.out = nn.Linear(16, 32)
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens):
         return self.out(self.lstm(self.embed(tokens))[0])
 
 
 class Square(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return 2 * x * gradient
 
@@ -138,7 +121,7 @@ class Square(torch.autograd.Function):
 class Odd(nn.Module):
     """A custom function, a module called twice, a bare parameter, a module in a list, an inner exception."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.twice = nn.Linear(16, 16)
         self.scale = nn.Parameter(torch.ones(16))
@@ -146,7 +129,7 @@ class Odd(nn.Module):
         self.hidden = [nn.Tanh()]
         self.failing = Failing()
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         x = self.twice(self.hidden[0](self.twice(x)))
         try:
             self.failing(x)
@@ -156,39 +139,39 @@ class Odd(nn.Module):
 
 
 class Failing(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = Raising()
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.inner(x.detach())
 
 
 class Raising(nn.Module):
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         raise ValueError(x.shape)
 
 
 class CrossAttention(nn.Module):
     """Attention over keys of another width: four weights, two of one shape, `out_proj` never called."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attn = nn.MultiheadAttention(16, 2, kdim=8, vdim=12, batch_first=True)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.attn(x, x[..., :8], x[..., :12])[0]
 
 
 class Functional(nn.Module):
     """Uses the parameters of parts that it never calls, and of one that it does call as well."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.parts = nn.ModuleDict({"in": nn.Linear(16, 16), "out": nn.Linear(16, 16)})
         self.both = nn.Linear(16, 16, bias=False)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         x = F.linear(x, self.parts["in"].weight, self.parts["in"].bias)
         x = F.linear(self.both(x).tanh(), self.both.weight)
         return F.linear(x, self.parts["out"].weight, self.parts["out"].bias)
@@ -197,7 +180,7 @@ class Functional(nn.Module):
 class Mixed(nn.Module):
     """Lists of modules, one module in two places, work without gradients, frozen and unused parts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stages = nn.ModuleList(
             [nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Identity()}) for _ in range(2)]
@@ -209,7 +192,7 @@ class Mixed(nn.Module):
         self.register_buffer("mean", torch.zeros(16))
         self.functional = Functional()
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         with torch.no_grad():
             self.mean.mul_(0.9).add_(self.frozen(x).mean(0), alpha=0.1)
         for stage in self.stages:
@@ -221,40 +204,40 @@ class Mixed(nn.Module):
 class Threads(nn.Module):
     """Runs its parts on threads of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.towers = nn.ModuleList([MLP(), MLP()])
         self.join = nn.Linear(8, 4)
         self.pool = ThreadPoolExecutor(2)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.join(torch.cat([*self.pool.map(lambda tower: tower(x), self.towers)], -1))
 
 
-def _classes(model: nn.Module, *shape: int) -> Setup:
-    def loss() -> Any:
+def _classes(model, *shape):
+    def loss():
         return F.cross_entropy(model(torch.randn(shape)), torch.randint(0, 4, (shape[0],)))
 
     return model, loss
 
 
-def _tokens(model: nn.Module, vocabulary: int) -> Setup:
-    def loss() -> Any:
+def _tokens(model, vocabulary):
+    def loss():
         tokens = torch.randint(0, vocabulary, (2, 9))
         return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     return model, loss
 
 
-def _squares(model: nn.Module, *shape: int) -> Setup:
+def _squares(model, *shape):
     return model, lambda: (model(torch.randn(shape)) - 1.0).pow(2).mean()
 
 
-def _penalty() -> Setup:
+def _penalty():
     """Return a loss that holds the gradient of an output with respect to the input."""
     model = MLP()
 
-    def loss() -> Any:
+    def loss():
         x = torch.randn(8, 16, requires_grad=True)
         out = model(x)
         (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -263,10 +246,9 @@ def _penalty() -> Setup:
     return model, loss
 
 
-MODELS: dict[str, Callable[[], Setup]] = {
+MODELS = {
     "mlp": lambda: _classes(MLP(), 8, 16),
     "resnet": lambda: _classes(ResNet(), 2, 3, 8, 8),
-    "encoder": lambda: _squares(Encoder(), 2, 5, 16),
     "gpt": lambda: _tokens(GPT(), 64),
     "gpt reentrant": lambda: _tokens(GPT("reentrant"), 64),
     "gpt non-reentrant": lambda: _tokens(GPT("non-reentrant"), 64),

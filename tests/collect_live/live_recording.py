@@ -1,24 +1,19 @@
 """Record a few steps of a small model in this process."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from live_models import MODELS
 
 from daydream.collect.live.recorder import Recorder
-from daydream.trace.trace import Trace
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
 
-def record(loop: Callable[[], Any], folder: Path, *, iterations: int = 40, **options: Any) -> Trace:
+def record(loop, folder, *, iterations=40, **options):
     """Return the trace of a loop's body, called until the recording is over."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -38,11 +33,11 @@ def record(loop: Callable[[], Any], folder: Path, *, iterations: int = 40, **opt
     return recorder.trace
 
 
-def train(model: Any, loss: Callable[[], Any], **settings: Any) -> Callable[[], None]:
+def train(model, loss, **settings):
     """Return a plain iteration."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False, **settings)
 
-    def iteration() -> None:
+    def iteration():
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
@@ -51,20 +46,20 @@ def train(model: Any, loss: Callable[[], Any], **settings: Any) -> Callable[[], 
 
 
 @cache
-def recorded(name: str) -> tuple[Any, Trace, list[str]]:
+def recorded(name):
     """Return a model, its trace, and the parameters whose gradients per step accumulated, in order.
 
     The order comes from hooks that torch runs inside AccumulateGrad: the truth to hold owners against.
     """
     torch.manual_seed(0)
     model, loss = MODELS[name]()
-    order: list[str] = []
+    order = []
     for path, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _, path=path: order.append(path))
     iteration = train(model, loss)
 
-    def loop() -> None:
+    def loop():
         order.clear()
         iteration()
 

@@ -10,18 +10,14 @@ from __future__ import annotations
 import tempfile
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from live_models import MODELS
 from live_recording import record
-
-from daydream.trace.trace import Trace
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
@@ -44,26 +40,26 @@ class Seen:
 class Truth(TorchDispatchMode):
     """Notes every operator that is dispatched."""
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model, optimizer):
         super().__init__()
-        self.seen: list[Seen] = []
+        self.seen = []
         self.optimizer = optimizer
         self.phase = "forward"
-        self.stack: list[str] = []
-        self.numbers: list[int] = []  # autograd's number whenever a module was entered or left
+        self.stack = []
+        self.numbers = []  # autograd's number whenever a module was entered or left
         self.last_number = 0
-        self.inside: list[str] = []  # the innermost module from then on
-        self.owner_of_tensor: dict[int, str] = {}
+        self.inside = []  # the innermost module from then on
+        self.owner_of_tensor = {}
         self.owner = OUTSIDE
-        self.owner_of_parameter: dict[int, str] = {}
+        self.owner_of_parameter = {}
         for path, module in model.named_modules():
             layer = path or type(model).__name__
             for parameter in module.parameters(recurse=False):
                 self.owner_of_parameter.setdefault(id(parameter), layer)
             module.forward = self.wrapped(module.forward, layer)
 
-    def wrapped(self, forward: Any, layer: str) -> Any:
-        def run(*args: Any, **options: Any) -> Any:
+    def wrapped(self, forward, layer):
+        def run(*args, **options):
             self.stack.append(layer)
             self.mark()
             try:
@@ -76,19 +72,19 @@ class Truth(TorchDispatchMode):
 
         return run
 
-    def mark(self) -> None:
+    def mark(self):
         self.last_number = torch.autograd._get_sequence_nr()
         self.numbers.append(self.last_number)
         self.inside.append(self.stack[-1] if self.stack else OUTSIDE)
 
-    def mark_node(self, layer: str) -> None:
+    def mark_node(self, layer):
         """Note whose the nodes are that were made since the last look: gradients of gradients."""
         if self.inside and layer != self.inside[-1]:
             self.numbers.append(self.last_number)
             self.inside.append(layer)
         self.last_number = torch.autograd._get_sequence_nr()
 
-    def begin_step(self, *_: Any) -> None:
+    def begin_step(self, *_):
         """Begin to see the optimizer's operators; a hook, as torch's own range must not be seen."""
         self.phase = "optimizer"
         self.owner_of_tensor = {}
@@ -99,16 +95,16 @@ class Truth(TorchDispatchMode):
                 self.owner_of_tensor.update({id(one): owner for one in mine if torch.is_tensor(one)})
         self.__enter__()
 
-    def end_step(self, *_: Any) -> None:
+    def end_step(self, *_):
         self.__exit__(None, None, None)
         self.phase = "forward"
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "aten":
             self.seen.append(Seen(func._schema.name.removeprefix("aten::"), *self.whose(args)))
         return func(*args, **(kwargs or {}))
 
-    def whose(self, args: Any) -> tuple[str, str]:
+    def whose(self, args):
         """Return the layer and the phase of the operator that is about to run."""
         if self.phase == "optimizer":
             owners = {self.owner_of_tensor[id(one)] for one in args if id(one) in self.owner_of_tensor}
@@ -122,7 +118,7 @@ class Truth(TorchDispatchMode):
             return layer, "backward"
         return layer, "forward" if self.stack else self.phase
 
-    def layer_of(self, node: Any) -> str:
+    def layer_of(self, node):
         if hasattr(node, "variable"):
             return self.owner_of_parameter.get(id(node.variable), OUTSIDE)
         place = bisect_right(self.numbers, node._sequence_nr()) - 1
@@ -130,7 +126,7 @@ class Truth(TorchDispatchMode):
 
 
 @cache
-def recorded_with_truth(name: str, make: Callable[[Any], Any]) -> tuple[Trace, np.ndarray, list[Seen]]:
+def recorded_with_truth(name, make):
     """Return a model's trace, and the row of each operator the truth knows, with that truth.
 
     `make` returns the model's optimizer.
@@ -140,7 +136,7 @@ def recorded_with_truth(name: str, make: Callable[[Any], Any]) -> tuple[Trace, n
     optimizer = make(model)
     truth = Truth(model, optimizer)
 
-    def iteration() -> None:
+    def iteration():
         optimizer.zero_grad()
         with truth:
             loss().backward()
@@ -155,7 +151,7 @@ def recorded_with_truth(name: str, make: Callable[[Any], Any]) -> tuple[Trace, n
     return trace, rows, seen
 
 
-def _in_order(trace: Trace, seen: list[Seen]) -> tuple[np.ndarray, list[Seen]]:
+def _in_order(trace, seen):
     """Return the rows around the mode's own, and what was noted there: one for one, up to the end."""
     inner = np.flatnonzero((trace["name"] == trace.code("name", IN_MODE)) & (trace["parent"] >= 0))
     rows = trace["parent"][inner]

@@ -1,13 +1,10 @@
 """Device work under recorded layers, and no waiting for a device anywhere in the recording."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,32 +16,27 @@ from live_recording import record  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402
-from daydream.collect.derive.recording import Recording  # noqa: E402
 from daydream.collect.live.capture import (  # noqa: E402
     MARKER_NAME,
     UPDATE_NAME,
-    Marker,
     label_outside,
     read_profile,
     set_loss_phase,
 )
 from daydream.collect.live.layer_hooks import RANGE_NAME  # noqa: E402
-from daydream.trace.trace import Trace  # noqa: E402
 
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_to_copy", "copy_")
 MAIN, ENGINE, STREAM = 100, 101, 7
 
 
-def row(
-    name: str, category: str, start: int, duration: int, thread: int = MAIN, **args: Any
-) -> dict[str, Any]:
+def row(name, category, start, duration, thread=MAIN, **args):
     """Return a row of the profiler's file; times in us."""
     said = {key.replace("_", " "): value for key, value in args.items()}
     return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": duration,
             "args": said}  # fmt: skip
 
 
-def device_step() -> list[dict[str, Any]]:
+def device_step():
     """Return forward, backward on a thread of its own, and an update of two parameters: a kernel each."""
     events = [
         row(RANGE_NAME.format(0), "cpu_op", 0, 100),
@@ -52,7 +44,7 @@ def device_step() -> list[dict[str, Any]]:
         row("Optimizer.step#SGD.step", "user_annotation", 300, 100),
     ]
     node = "autograd::engine::evaluate_function: "
-    parts: list[tuple[str, int, int, dict[str, Any]]] = [
+    parts = [
         ("aten::linear", 12, MAIN, {"Sequence_number": 5}),
         ("aten::relu", 60, MAIN, {"Sequence_number": 6}),
         (node + "ReluBackward0", 200, ENGINE, {"Sequence_number": 6, "Fwd_thread_id": 1}),
@@ -70,7 +62,7 @@ def device_step() -> list[dict[str, Any]]:
     return events
 
 
-def read(events: list[dict[str, Any]], folder: Path) -> tuple[Recording, list[Marker]]:
+def read(events, folder):
     path = folder / "profile.json"
     path.write_text(json.dumps({"traceEvents": events}))
     recording, markers, seen = read_profile(path, {0: "Net", 1: "first"})
@@ -78,7 +70,7 @@ def read(events: list[dict[str, Any]], folder: Path) -> tuple[Recording, list[Ma
     return recording, markers
 
 
-def test_device_work_takes_the_layer_and_the_phase_of_its_operator(tmp_path: Path) -> None:
+def test_device_work_takes_the_layer_and_the_phase_of_its_operator(tmp_path):
     recording, _ = read(device_step(), tmp_path)
     recording.metadata.update(
         parameters=[
@@ -88,7 +80,7 @@ def test_device_work_takes_the_layer_and_the_phase_of_its_operator(tmp_path: Pat
         optimizers=[{"name": "SGD", "groups": [{"tensors": 2, "parameters": ["first.weight", "bias"]}]}],
     )
     label_outside(recording)
-    trace: Trace = derive(recording, ranges=([("step 1", 0, 2_000_000)], "the test"))
+    trace = derive(recording, ranges=([("step 1", 0, 2_000_000)], "the test"))
     set_loss_phase(trace)
     kernels = trace.is_kind("kernel").nonzero()[0]
 
@@ -103,7 +95,7 @@ def test_device_work_takes_the_layer_and_the_phase_of_its_operator(tmp_path: Pat
     ]
 
 
-def test_the_update_in_which_a_recording_ends_is_an_update(tmp_path: Path) -> None:
+def test_the_update_in_which_a_recording_ends_is_an_update(tmp_path):
     """Its own range is written when it ends, which is behind the recording's end; torch 2.13 writes it."""
     closed = [one for one in device_step() if not one["name"].startswith("Optimizer.step")]
     update = row(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1)
@@ -120,7 +112,7 @@ def test_the_update_in_which_a_recording_ends_is_an_update(tmp_path: Path) -> No
     assert trace.values("phase", kernels) == ["forward"] * 2 + ["backward"] * 2 + ["optimizer"] * 2
 
 
-def test_an_update_that_has_its_range_gets_no_other(tmp_path: Path) -> None:
+def test_an_update_that_has_its_range_gets_no_other(tmp_path):
     update = row(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1)
     marker = row(MARKER_NAME.format(3), "cpu_op", 399, 1)
     recording, _ = read([*device_step(), update, marker], tmp_path)
@@ -133,23 +125,23 @@ def test_an_update_that_has_its_range_gets_no_other(tmp_path: Path) -> None:
 class Dispatched(TorchDispatchMode):
     """Notes the operators that read a value on the host or copy it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.waits: list[str] = []
+        self.waits = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
         if name in WAITS:
             self.waits.append(name)
         return func(*args, **(kwargs or {}))
 
 
-def test_recording_never_waits_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, loss = MODELS["encoder"]()
+def test_recording_never_waits_for_a_device(tmp_path, monkeypatch):
+    model, loss = MODELS["gpt"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
-    callers: list[str] = []
+    callers = []
 
-    def wait(*_: Any, **__: Any) -> None:
+    def wait(*_, **__):
         callers.append(sys._getframe(1).f_code.co_filename)
 
     # What looks like a GPU: the paths that ask for one are taken, and each wait is noted with its caller.
@@ -168,7 +160,7 @@ def test_recording_never_waits_for_a_device(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.autograd.profiler, "_supported_activities", lambda: activities)
     seen = Dispatched()
 
-    def iteration() -> None:
+    def iteration():
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()

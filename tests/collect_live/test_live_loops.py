@@ -1,15 +1,9 @@
 """Loops of every shape: what a step is, and what happens where there is none."""
 
-from __future__ import annotations
-
 import gc
 import os
-import signal
 import warnings
-from collections.abc import Callable
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,22 +25,22 @@ from daydream.trace.trace import Trace  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def no_optimizer_of_another_test() -> None:
+def no_optimizer_of_another_test():
     """Whether a script has an optimizer that has not stepped yet is looked up among all living objects."""
     gc.collect()
 
 
-def per_step(trace: Trace, name: str) -> list[int]:
+def per_step(trace, name):
     """Return how often an operator runs in each step."""
     rows = (trace["name"] == trace.code("name", name)) & (trace["step"] >= 0)
     return np.bincount(trace["step"][rows], minlength=len(trace.metadata["steps"])).tolist()
 
 
-def covered(trace: Trace) -> list[bool]:
+def covered(trace):
     return [step["covered"] for step in trace.metadata["steps"]]
 
 
-def hooks_left() -> list[Any]:
+def hooks_left():
     module = nn.modules.module
     return [
         *module._global_forward_hooks, *module._global_forward_pre_hooks,
@@ -54,13 +48,13 @@ def hooks_left() -> list[Any]:
     ]  # fmt: skip
 
 
-def training(updates: Callable[[int], bool]) -> Callable[[], None]:
+def training(updates):
     """An iteration of a small model, whose optimizer makes an update in those of some numbers, from 1."""
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     numbers = count(1)
 
-    def loop() -> None:
+    def loop():
         loss().backward()
         if updates(next(numbers)):
             optimizer.step()
@@ -69,7 +63,7 @@ def training(updates: Callable[[int], bool]) -> Callable[[], None]:
     return loop
 
 
-def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
+def test_accumulated_gradients_are_one_step(tmp_path):
     trace = record(training(lambda number: number % 4 == 0), tmp_path, iterations=60)
 
     assert per_step(trace, "aten::linear") == [8, 8, 8, 8]
@@ -77,7 +71,7 @@ def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
     assert daydream.replay(trace).max_error <= 0.01
 
 
-def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None:
+def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path):
     class Generator(MLP):
         pass
 
@@ -90,7 +84,7 @@ def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None
     rarely = torch.optim.Adam(generator.parameters())
     numbers = count(1)
 
-    def loop() -> None:
+    def loop():
         often.zero_grad()
         F.relu(discriminator(torch.randn(8, 16))).mean().backward()
         often.step()
@@ -109,7 +103,7 @@ def test_of_several_optimizers_the_rarest_makes_the_step(tmp_path: Path) -> None
     assert len(names) == len({*names})
 
 
-def test_a_skipped_update_is_no_ordinary_step(tmp_path: Path) -> None:
+def test_a_skipped_update_is_no_ordinary_step(tmp_path):
     trace = record(training(lambda number: number != 5), tmp_path, steps=4)
 
     assert per_step(trace, "aten::linear") == [2, 2, 4, 2, 2]
@@ -117,14 +111,14 @@ def test_a_skipped_update_is_no_ordinary_step(tmp_path: Path) -> None:
     assert "differ" in trace.metadata["steps"][2]["why_not"]
 
 
-def test_an_update_that_the_gradient_scaler_skips_is_a_step_set_apart(tmp_path: Path) -> None:
+def test_an_update_that_the_gradient_scaler_skips_is_a_step_set_apart(tmp_path):
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     step = torch.amp.GradScaler.step
     count = 0
 
-    def loop() -> None:
+    def loop():
         nonlocal count
         count += 1
         optimizer.zero_grad()
@@ -143,7 +137,7 @@ def test_an_update_that_the_gradient_scaler_skips_is_a_step_set_apart(tmp_path: 
     assert torch.amp.GradScaler.step is step
 
 
-def test_a_skipped_update_is_not_timed() -> None:
+def test_a_skipped_update_is_not_timed():
     ticks = iter([0, 10, 20, 21, 31, 41])
     steps = UnprofiledSteps(3, clock=lambda: next(ticks))
     for skipped in (False, False, True, False, False):
@@ -156,11 +150,11 @@ def test_a_skipped_update_is_not_timed() -> None:
     assert steps.durations_ns() == [10, 10, 10]
 
 
-def test_updates_by_hand_tell_which_backward_passes_are_one_step(tmp_path: Path) -> None:
+def test_updates_by_hand_tell_which_backward_passes_are_one_step(tmp_path):
     model, loss = MODELS["mlp"]()
     numbers = count(1)
 
-    def loop() -> None:
+    def loop():
         loss().backward()
         if next(numbers) % 3 == 0:
             with torch.no_grad():
@@ -173,10 +167,10 @@ def test_updates_by_hand_tell_which_backward_passes_are_one_step(tmp_path: Path)
     assert per_step(trace, "aten::linear") == [6, 6, 6, 6]
 
 
-def test_updates_that_cannot_be_seen_leave_every_backward_pass_a_step(tmp_path: Path) -> None:
+def test_updates_that_cannot_be_seen_leave_every_backward_pass_a_step(tmp_path):
     model, loss = MODELS["mlp"]()
 
-    def loop() -> None:
+    def loop():
         loss().backward()
         for parameter in model.parameters():
             parameter.data.sub_(parameter.grad, alpha=0.1)
@@ -185,19 +179,19 @@ def test_updates_that_cannot_be_seen_leave_every_backward_pass_a_step(tmp_path: 
     trace = record(loop, tmp_path)
 
     assert per_step(trace, "aten::linear") == [2, 2, 2, 2]
+    assert "backward" in trace.metadata["step_source"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path: Path, accumulated: int) -> None:
+def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path):
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.Adam(model.parameters())
     update = torch.compile(optimizer.step, backend="eager")
     numbers = count(1)
 
-    def loop() -> None:
+    def loop():
         loss().backward()
-        if next(numbers) % accumulated == 0:
+        if next(numbers) % 3 == 0:
             update()
             optimizer.zero_grad()
 
@@ -205,17 +199,15 @@ def test_a_compiled_optimizer_step_is_found_by_what_it_changes(tmp_path: Path, a
         warnings.simplefilter("ignore")  # torch's own, of what it does not trace
         trace = record(loop, tmp_path, iterations=60)
 
-    assert per_step(trace, "aten::linear") == [2 * accumulated] * 4
+    assert per_step(trace, "aten::linear") == [6, 6, 6, 6]
     assert "no torch.optim optimizer was seen" in trace.metadata["step_source"]
 
 
-@pytest.mark.parametrize("kind", ["LBFGS", "Adam"])
-def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path: Path, kind: str) -> None:
+def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path):
     model, loss = MODELS["mlp"]()
-    settings = {"max_iter": 2} if kind == "LBFGS" else {}
-    optimizer = getattr(torch.optim, kind)(model.parameters(), **settings)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
-    def closure() -> Any:
+    def closure():
         optimizer.zero_grad()
         found = loss()
         found.backward()
@@ -235,28 +227,12 @@ def test_a_closure_runs_forward_and_backward_inside_the_optimizer(tmp_path: Path
     assert None not in trace.values("layer", np.flatnonzero(nodes & (trace["step"] == 2)))
 
 
-def test_without_an_optimizer_backward_passes_make_the_steps(tmp_path: Path) -> None:
-    model, loss = MODELS["mlp"]()
-
-    def loop() -> None:
-        loss().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad, alpha=0.1)
-                parameter.grad = None
-
-    trace = record(loop, tmp_path)
-
-    assert per_step(trace, "aten::linear") == [2, 2, 2, 2]
-    assert "backward" in trace.metadata["step_source"]
-
-
-def test_an_optimizer_that_steps_late_is_waited_for(tmp_path: Path) -> None:
+def test_an_optimizer_that_steps_late_is_waited_for(tmp_path):
     model, loss = MODELS["mlp"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     numbers = count(1)
 
-    def loop() -> None:
+    def loop():
         loss().backward()
         if next(numbers) % 10 == 0:
             optimizer.step()
@@ -266,11 +242,11 @@ def test_an_optimizer_that_steps_late_is_waited_for(tmp_path: Path) -> None:
     assert per_step(trace, "aten::linear") == [20, 20, 20, 20]
 
 
-def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path: Path) -> None:
+def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path):
     before, backward = hooks_left(), torch.autograd.backward
     model, loss = MODELS["mlp"]()
     iteration = train(model, loss)
-    said: list[str] = []
+    said = []
     recorder = Recorder(tmp_path / "trace.parquet", steps=2, warmup=2, unprofiled=20, on_progress=said.append)
     recorder.install()
     during = []
@@ -295,50 +271,13 @@ def test_unprofiled_steps_are_timed_and_the_loop_goes_on_without_hooks(tmp_path:
     assert Trace.load(tmp_path / "trace.parquet").metadata == recorder.trace.metadata
 
 
-def test_a_script_that_ends_early_leaves_what_was_captured(tmp_path: Path) -> None:
-    trace = record(train(*MODELS["mlp"]()), tmp_path, iterations=5)
-
-    assert covered(trace) == [False, True, True]
-    assert trace.metadata["notes"] == ["2 steps of 3 could be measured before the loop ended."]
-
-
-def test_ctrl_c_in_our_hook_comes_behind_it_without_what_we_handled(
-    tmp_path: Path,
-) -> None:
-    told: list[str] = []
-
-    def tell(text: str) -> None:
-        try:
-            os.environ[text]
-        except KeyError:
-            if text.startswith("capturing: step 1"):
-                signal.raise_signal(signal.SIGINT)
-            told.append(text)
-
-    iteration = train(*MODELS["mlp"]())
-    recorder = Recorder(tmp_path / "trace.parquet", warmup=2, on_progress=tell)
-    recorder.install()
-
-    def interrupted() -> None:
-        for _ in range(40):
-            iteration()
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        interrupted()
-    recorder.finish("Ctrl-C")
-
-    assert "capturing: step 1 of 3" in told
-    assert caught.value.__context__ is None
-    assert recorder.trace is not None
-
-
 @pytest.mark.parametrize(
     ("bound", "value", "said"),
     [("MOST_SECONDS", 0, "0 s were recorded"), ("MOST_EVENTS", 7, "some 7 events were recorded")],
 )
 def test_a_recording_ends_with_the_step_in_which_it_becomes_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, said: str
-) -> None:
+    tmp_path, monkeypatch, bound, value, said
+):
     held = count(0, 6_000)  # bytes more at each look: 4 events, then 8
     monkeypatch.setattr(recorder_module, bound, value)
     monkeypatch.setattr(recorder_module, "_resident_bytes", lambda: next(held))
@@ -349,8 +288,8 @@ def test_a_recording_ends_with_the_step_in_which_it_becomes_too_large(
     assert note.endswith(f"of 1000 could be measured before {said}, the most that one recording holds.")
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 2])
-def test_too_few_steps_are_an_error_that_says_how_many_are_needed(tmp_path: Path, iterations: int) -> None:
+@pytest.mark.parametrize("iterations", [0, 2])
+def test_too_few_steps_are_an_error_that_says_how_many_are_needed(tmp_path, iterations):
     with pytest.raises(DaydreamError, match="no training step" if not iterations else "2 to warm up"):
         record(train(*MODELS["mlp"]()), tmp_path, iterations=iterations)
 
@@ -358,7 +297,7 @@ def test_too_few_steps_are_an_error_that_says_how_many_are_needed(tmp_path: Path
     assert hooks_left() == []
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_text("mine")
 
@@ -370,26 +309,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_trace_that_cannot_be_written_does_not_stop_the_script(tmp_path: Path) -> None:
-    iteration = train(*MODELS["mlp"]())
-    recorder = Recorder(tmp_path / "nowhere" / "trace.parquet", warmup=1, steps=1, unprofiled=0)
-    recorder.install()
-    for _ in range(6):
-        iteration()
-
-    assert recorder.done
-    with pytest.raises(OutputError, match="cannot write"):
-        recorder.finish("the loop ended")
-    recorder.finish("once more")
-
-
 @pytest.mark.parametrize(
     ("warmup", "steps"),
     [(1, 2), pytest.param(3, 1, id="while ours is prepared")],
 )
-def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(
-    tmp_path: Path, warmup: int, steps: int
-) -> None:
+def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(tmp_path, warmup, steps):
     iteration = train(*MODELS["mlp"]())
     recorder = Recorder(tmp_path / "trace.parquet", warmup=warmup, steps=steps, unprofiled=0)
     recorder.install()
@@ -410,7 +334,7 @@ def test_the_scripts_own_profiler_keeps_its_trace_and_so_do_we(
     assert per_step(recorder.trace, "aten::linear") == [2] * (steps + 1)
 
 
-def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:
+def test_a_notebook_records_with_a_context_manager(tmp_path):
     iteration = train(*MODELS["mlp"]())
     with daydream.collect(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=2) as recording:
         for _ in range(4):
@@ -424,7 +348,7 @@ def test_a_notebook_records_with_a_context_manager(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
+def test_a_forked_child_records_nothing(tmp_path):
     iteration = train(*MODELS["mlp"]())
     recorder = Recorder(tmp_path / "trace.parquet", warmup=1, steps=1, unprofiled=0)
     recorder.install()
@@ -446,22 +370,7 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
     assert recorder.trace is not None
 
 
-def test_wrappers_are_left_out_of_paths(tmp_path: Path) -> None:
-    model, _ = MODELS["gpt"]()
-    wrapped = nn.DataParallel(model)  # on a CPU it calls the module and does nothing else
-
-    def wrapped_loss() -> Any:
-        tokens = torch.randint(0, 64, (2, 8))
-        return F.cross_entropy(wrapped(tokens).flatten(0, 1), tokens.flatten())
-
-    trace = record(train(wrapped, wrapped_loss), tmp_path)
-
-    assert isinstance(model, GPT)
-    assert {"GPT", "h.0.attn.qkv", "wte"} <= {*trace.text("layer")}
-    assert [each["name"] for each in trace.metadata["parameters"]] == [n for n, _ in model.named_parameters()]
-
-
-def test_loss_modules_are_the_loss(tmp_path: Path) -> None:
+def test_loss_modules_are_the_loss(tmp_path):
     model = MLP()
     criterion = nn.MSELoss()
 
@@ -473,7 +382,7 @@ def test_loss_modules_are_the_loss(tmp_path: Path) -> None:
     assert {*phases} == {"loss", "backward"}
 
 
-def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path: Path) -> None:
+def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path):
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available() or not distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
@@ -482,7 +391,7 @@ def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path: Path
         model = GPT()
         parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.05)
 
-        def loss() -> Any:
+        def loss():
             tokens = torch.randint(0, 64, (2, 8))
             return F.cross_entropy(parallel(tokens).flatten(0, 1), tokens.flatten())
 
@@ -501,24 +410,3 @@ def test_data_parallel_training_tells_its_buckets_and_collectives(tmp_path: Path
     assert "h.0.attn.qkv" in trace.text("layer")
     backward = np.flatnonzero(trace.is_kind("operator") & (trace["phase"] == trace.code("phase", "backward")))
     assert None not in trace.values("layer", backward)  # the reducer's own copies included
-
-
-@pytest.mark.slow
-def test_a_compiled_model_stays_one_graph(tmp_path: Path) -> None:
-    import torch._dynamo.testing
-
-    model = MLP()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(model, backend=counter)
-
-    def compiled_loss() -> Any:
-        return F.cross_entropy(compiled(torch.randn(8, 16)), torch.randint(0, 4, (8,)))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of global hooks
-        trace = record(train(model, compiled_loss), tmp_path, warmup=0)
-
-    assert counter.frame_count <= 2  # once before the hooks are on, perhaps once after
-    assert None not in trace.values(
-        "layer", np.flatnonzero(trace["name"] == trace.code("name", "aten::linear"))
-    )

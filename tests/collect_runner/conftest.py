@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -37,18 +36,18 @@ class Done:
     err: str
     folder: Path
 
-    def trace(self, name: str = "train.parquet") -> Trace:
+    def trace(self, name="train.parquet"):
         return Trace.load(self.folder / name)
 
-    def steps(self, name: str = "train.parquet") -> int:
+    def steps(self, name="train.parquet"):
         return sum(step["covered"] for step in self.trace(name).metadata["steps"])
 
-    def notes(self) -> list[str]:
+    def notes(self):
         """Return the notes among what was said, but not that this machine was busy, as it may be."""
         lines = [line for line in self.err.splitlines() if line.startswith("note:")]
         return [line for line in lines if "was busy during recording" not in line]
 
-    def hidden(self) -> list[str]:
+    def hidden(self):
         """Return what was left behind beside the output."""
         return [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
 
@@ -56,43 +55,41 @@ class Done:
 class Folder:
     """A folder with scripts, in which commands are run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def script(self, text: str, name: str = "train.py", *, begin: str = BEGIN) -> None:
+    def script(self, text, name="train.py", *, begin=BEGIN):
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(begin + textwrap.dedent(text))
 
-    def environment(self, **more: str) -> dict[str, str]:
+    def environment(self, **more):
         return {**os.environ, "PYTHONPATH": str(OWN), "OMP_NUM_THREADS": "1", **more}
 
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *command, **environment):
         return subprocess.Popen(
             [sys.executable, *command], cwd=self.path, env=self.environment(**environment), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def finish(self, process: subprocess.Popen[str]) -> Done:
+    def finish(self, process):
         try:
             out, err = process.communicate(timeout=300)
         finally:
             process.kill()
         return Done(process.returncode, out, err, self.path)
 
-    def python(self, *command: str, **environment: str) -> Done:
+    def python(self, *command, **environment):
         return self.finish(self.start(*command, **environment))
 
-    def collect(self, *args: str, suggestions: bool = False, **environment: str) -> Done:
+    def collect(self, *args, suggestions=False, **environment):
         own = [] if suggestions else ["--no-suggestions"]  # they take a few seconds
         return self.finish(self.start("-m", "daydream", "collect", *own, *args, **environment))
 
-    def confirm(self, *args: str) -> Done:
+    def confirm(self, *args):
         return self.finish(self.start("-m", "daydream", "confirm", *args))
 
-    def interrupt(
-        self, number: signal.Signals, *args: str, sign: str = "training", **environment: str
-    ) -> Done:
+    def interrupt(self, number, *args, sign="training", **environment):
         """Collect, and send a signal once the script has made a file of that name."""
         process = self.start("-m", "daydream", "collect", *args, **environment)
         while not (self.path / sign).exists() and process.poll() is None:
@@ -102,11 +99,11 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path):
     return Folder(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def folder_of_file(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def folder_of_file(tmp_path_factory):
     """Return a folder for what all tests of a file share."""
     return Folder(tmp_path_factory.mktemp("shared"))

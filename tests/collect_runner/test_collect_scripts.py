@@ -1,7 +1,5 @@
 """Training scripts of every shape, collected and then left as they would have been."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -83,7 +81,6 @@ def test_a_script_that_ends_early_is_told_how_far_it_came(folder):
     ("end", "code", "said"),
     [
         ("import sys; sys.exit(3)", 3, ""),
-        slow("raise ValueError('bad data')", 1, "in <module>\n    raise ValueError('bad data')"),
         slow("import os; os.kill(os.getpid(), 9)", 128 + 9, ""),
     ],
 )
@@ -121,7 +118,6 @@ def test_a_process_that_is_killed_in_the_middle_is_said_to_have_saved_nothing(fo
     [
         (signal.SIGINT, 130, "KeyboardInterrupt"),
         (signal.SIGTERM, 128 + signal.SIGTERM, ""),
-        (signal.SIGHUP, 128 + signal.SIGHUP, ""),
     ],
 )
 def test_a_signal_ends_the_script_as_always_and_keeps_what_was_captured(number, code, said, folder):
@@ -166,18 +162,14 @@ def test_ctrl_c_more_than_once_while_the_trace_is_written_ends_the_script_as_alw
     assert len(done.trace().metadata["unprofiled_step_ns"]) >= 14  # busy machines capture once more
 
 
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [slow("", "0 training steps had run"), ("step(); step()", "2 training steps had run")],
-)
-def test_ctrl_c_before_the_first_captured_step_does_not_blame_the_script(before, said, folder):
-    folder.script(f"{before}\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)\nstep()")
+def test_ctrl_c_before_the_first_captured_step_does_not_blame_the_script(folder):
+    folder.script("step(); step()\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)\nstep()")
     done = folder.collect("train.py")
 
     assert done.code == 130
     last = done.err.splitlines()[-1]
     assert last.startswith("error: interrupted before a step was captured")
-    assert said in last
+    assert "2 training steps had run" in last
     assert [path.name for path in folder.path.iterdir()] == ["train.py"]
 
 
@@ -232,7 +224,6 @@ def workers(start):
     [
         "fork",
         slow("spawn"),
-        slow("forkserver"),
     ],
 )
 def test_data_loader_workers_are_left_alone(start, folder):
@@ -242,25 +233,6 @@ def test_data_loader_workers_are_left_alone(start, folder):
     assert (done.code, done.out) == (0, f"{ENOUGH} batches\n")
     assert done.steps() == 3
     assert done.notes() == []
-
-
-@pytest.mark.slow
-def test_a_script_that_profiles_itself_loses_neither_trace_silently(folder):
-    folder.script(
-        f"""
-        from torch.profiler import profile
-        with profile() as own:
-            for _ in range({ENOUGH}):
-                step()
-        print("own events:", len(own.events()) > 0)
-        """
-    )
-    done = folder.collect("train.py")
-    own_lost = "own events: True" not in done.out
-    ours_lost = not (folder.path / "train.parquet").exists()
-
-    assert not own_lost or "profil" in done.err
-    assert ours_lost == (done.code != 0)
 
 
 def test_a_full_disk_leaves_no_half_file_and_is_told(folder):
@@ -308,8 +280,7 @@ def test_torch_that_fails_to_import_fails_as_always(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["-I", "-E"])
-def test_options_that_isolate_an_interpreter_are_left_out(flag, folder):
+def test_options_that_isolate_an_interpreter_are_left_out(folder):
     folder.script(
         f"""
         import atexit, pickle, sys
@@ -320,7 +291,7 @@ def test_options_that_isolate_an_interpreter_are_left_out(flag, folder):
         sys.exit(3)
         """
     )
-    done = folder.finish(folder.start(flag, "-m", "daydream", "collect", "train.py", "--steps", "9"))
+    done = folder.finish(folder.start("-I", "-m", "daydream", "collect", "train.py", "--steps", "9"))
 
     assert done.code == 3
     file = folder.path / "train.py"  # as Python gives it to a main script
@@ -355,23 +326,6 @@ def test_stacks_say_which_function_of_the_script_called_what(folder):
     assert all(text.startswith("train.py(") for text in trace.text("stack"))
     assert any("frames were recorded" in note for note in trace.metadata["notes"])
     assert not [name for name in trace.text("name") if "built-in" in name or ".py(" in name]
-
-
-def test_a_script_that_deletes_hidden_folders_loses_nothing_of_ours(folder):
-    folder.script(
-        f"""
-        import shutil, pathlib
-        for path in pathlib.Path().glob(".*"):
-            shutil.rmtree(path)
-        for _ in range({ENOUGH}):
-            step()
-        """
-    )
-    done = folder.collect("train.py")
-
-    assert done.code == 0, done.err
-    assert done.steps() == 3
-    assert done.hidden() == []
 
 
 def test_a_script_that_deletes_temporary_folders_is_told_what_went_missing(folder):

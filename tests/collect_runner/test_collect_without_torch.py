@@ -1,7 +1,5 @@
 """What can be said before, or without, a single training step."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -100,26 +98,6 @@ def test_an_isolated_interpreter_is_noticed_by_its_silence(flag, tmp_path):
 
     assert done.path is None
     assert "does not read PYTHONPATH" in done.problems[0]
-
-
-@pytest.mark.parametrize(
-    ("args", "command"),
-    [
-        (["train.py"], ["train.py", "-x"]),
-        (["pack.train", "module"], ["-m", "pack.train", "-x"]),
-        (["train.py", "two"], ["-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", "-x"]),
-        (
-            ["pack.train", "module", "two"],
-            ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pack.train", "-x"],
-        ),
-    ],
-)
-def test_the_command_is_pythons_own(args, command):
-    target, *how = args
-    nproc = 2 if "two" in how else None
-    line = runner.command_line(target, ["-x"], module="module" in how, nproc_per_node=nproc)
-
-    assert line == [sys.executable, *command]
 
 
 def test_a_script_sees_what_it_sees_without_us(folder):

@@ -1,7 +1,5 @@
 """`daydream collect --world`: one rank of a job whose other ranks do not exist."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -156,9 +154,11 @@ if sys.argv[1:]:
 stage = PipelineStage(model, rank, size, torch.device("cpu"), **shapes)
 schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, _: out.sum())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+given = [torch.randn(8, 32, requires_grad=True)] if rank == 0 else []
+target = {"target": torch.randn(8, 32)} if rank == size - 1 else {}
 for _ in range(20):
     optimizer.zero_grad()
-    schedule.step()
+    schedule.step(*given, **target)
     optimizer.step()
 """
 
@@ -169,6 +169,13 @@ def test_a_stage_of_a_pipeline_sends_and_receives_each_micro_batch(folder):
 
     both_ways = {(f"fake:{way}", 2 * 32 * 4, "float32", "0"): 8 for way in ("send", "recv")}
     assert of_a_step(done.trace()) == {**both_ways, ("fake:wait", None, None, None): 16}
+
+
+@pytest.mark.slow
+def test_all_stages_are_one_trace(folder):
+    done = collect(folder, PIPELINE, "train.py", "with shapes", world=("--world", "2", "--all-stages"))
+
+    assert sorted({step["rank"] for step in done.trace().metadata["steps"]}) == [0, 1]
 
 
 @pytest.mark.slow
@@ -206,7 +213,7 @@ def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
     ("words", "said"),
     [
         (["--world", "4", "--rank", "4"], "--rank is 4, but a world of 4 has ranks 0 to 3"),
-        (["--rank", "1"], "--rank and --cluster go with --world"),
+        (["--rank", "1"], "--rank, --cluster and --all-stages go with --world"),
         (["--world", "4", "--nproc-per-node", "2"], "--world and --nproc-per-node exclude each other"),
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],

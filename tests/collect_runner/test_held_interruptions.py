@@ -1,24 +1,23 @@
 """Ctrl-C waits until what we do in the script's process is done, and then means what it always does."""
 
-from __future__ import annotations
-
 import signal
 import threading
 
 import pytest
 
+from daydream.collect.launcher.runner import LongSteps
 from daydream.collect.live import recorder
 from daydream.collect.live.recorder import held_interruptions
 
 
-def ctrl_c() -> None:
+def ctrl_c():
     signal.raise_signal(signal.SIGINT)
 
 
 def test_it_comes_behind_the_work():
     done = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             done.append("work")
@@ -29,24 +28,10 @@ def test_it_comes_behind_the_work():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_inside_another_leaves_it_to_the_outer_one():
-    done = []
-
-    def work() -> None:
-        with held_interruptions():
-            with held_interruptions():
-                ctrl_c()
-            done.append("outer")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert done == ["outer"]
-
-
 def test_the_same_one_passed_on_is_one_and_a_later_one_does_not_wait(monkeypatch):
     done = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             ctrl_c()
@@ -73,7 +58,7 @@ def test_a_script_that_ignores_it_goes_on_doing_so():
 def test_other_threads_leave_signals_alone():
     seen = []
 
-    def work() -> None:
+    def work():
         with held_interruptions():
             seen.append(signal.getsignal(signal.SIGINT))
 
@@ -85,7 +70,7 @@ def test_other_threads_leave_signals_alone():
 
 
 def test_what_failed_meanwhile_is_not_lost():
-    def work() -> None:
+    def work():
         with held_interruptions():
             ctrl_c()
             raise ValueError("no space")
@@ -93,3 +78,69 @@ def test_what_failed_meanwhile_is_not_lost():
     with pytest.raises(KeyboardInterrupt) as caught:
         work()
     assert isinstance(caught.value.__context__, ValueError)
+
+
+class Watched:
+    """What is said as the time passes."""
+
+    def __init__(self):
+        self.now, self.said = 0.0, []
+        self.steps = LongSteps(self.said.append, clock=lambda: self.now)
+
+    def after(self, seconds):
+        for _ in range(seconds):
+            self.now += 1
+            self.steps.look()
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+def test_it_is_said_after_ten_seconds_and_then_ever_more_seldom():
+    watched = Watched()
+    watched.steps.heard("warming up: step 2 of 5")
+
+    assert watched.after(9) == []
+    assert watched.after(80) == [f"step 3 has taken {seconds} s" for seconds in (10, 20, 40, 80)]
+
+
+def test_steps_that_end_in_time_are_not_told():
+    watched = Watched()
+    for number in range(5):
+        watched.steps.heard(f"warming up: step {number} of 5")
+        assert watched.after(9) == []
+    watched.steps.heard("timing 20 steps without the profiler")  # says nothing of its steps
+    assert watched.after(100) == []
+
+
+def test_before_the_first_step_only_compiling_tells_that_it_runs():
+    watched = Watched()
+    watched.steps.heard("waiting for training steps")
+    assert watched.after(15) == ["no training step yet after 10 s"]
+
+    watched.steps.compiles(True)
+    assert watched.after(45) == [f"compiling: step 1 has taken {seconds} s" for seconds in (10, 20, 40)]
+    watched.steps.compiles(False)
+    assert watched.after(40) == ["step 1 has taken 80 s"]
+
+
+def test_torch_itself_says_when_it_compiles(folder):
+    pytest.importorskip("torch", reason="compiles with torch")
+    folder.script(
+        """
+        import sys
+        from daydream.collect.live.torch_compiler import watch_compiler
+        told = []
+        before = len(sys.meta_path)
+        watch_compiler(told.append)
+        import torch
+        assert told == []
+        function = torch.compile(lambda x: x + 1, backend="eager")
+        function(torch.ones(2))
+        function(torch.ones(2))
+        print(told, len(sys.meta_path) - before)
+        """,
+        begin="",
+    )
+    done = folder.python("train.py")
+
+    assert done.out == "[True, False] 1\n", done.err  # what waits for Inductor, which it does without

@@ -1,7 +1,5 @@
 """Ranks and workers that a script starts are reached; its helpers see the environment as it is without us."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

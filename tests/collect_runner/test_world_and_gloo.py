@@ -1,7 +1,5 @@
 """A fake world asks for the same collectives as the real job: gloo, two and four ranks."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collective_traces import collective, trace_of
-from hypothesis import given
-from hypothesis import strategies as st
 from shared import TRACES, shared_trace
 
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import PROTOCOLS, Cluster, Link
-from daydream.costs.network.fitting import Measurement, StepCurve, calibrate, read_nccl_tests
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.fitting import Measurement, calibrate, read_nccl_tests
+from daydream.costs.network.nccl import Link
 from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
 
@@ -44,70 +43,14 @@ def sweep(machines, members, sizes=range(1, 40)):
     ]
 
 
-# -- curves ----------------------------------------------------------------------------------------
-
-
-def test_measured_sizes_and_members_come_back_as_they_were():
-    truth = lab()
-    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
-    assert fitted.all_reduce_ns(16 * MB, 2) == truth.all_reduce_ns(16 * MB, 2)
-    assert fitted.all_reduce_ns(16 * MB, 8) == truth.all_reduce_ns(16 * MB, 8)
-    assert "fitted to 78 measurements of 2, 8 GPUs in a sweep" in fitted.describe()
-
-
-@pytest.mark.parametrize("members", [3, 4, 5, 7])
-def test_what_is_linear_in_the_steps_is_found_between_two_group_sizes(members):
-    truth = lab()
-    fitted = calibrate(find_cluster("pcie3"), sweep(truth, 2) + sweep(truth, 8), "a sweep")
-    for size in (4, 10):
-        assert fitted.all_reduce_ns(size * MB, members) == pytest.approx(
-            truth.all_reduce_ns(size * MB, members), rel=0.001
-        )
+# -- links -----------------------------------------------------------------------------------------
 
 
 def test_the_link_behind_a_clean_sweep_is_found():
-    found = calibrate(find_cluster("pcie3"), sweep(lab(), 2) + sweep(lab(), 8), "a sweep").intra
-    assert found.bandwidth == pytest.approx(50, rel=0.01)
-    assert found.latency_ns == pytest.approx(2_000, rel=0.05)
-
-
-def test_a_time_that_falls_with_the_size_is_bounded_by_the_longer_message():
-    curve = StepCurve.of(
-        [Measurement("all_reduce", MB * n, 4, t) for n, t in ((1, 10), (2, 30), (3, 20))], lab()
-    )
-    assert curve.times_ns[0].tolist() == [10, 20, 20]
-
-
-def test_beyond_the_ends_of_a_curve_the_last_slope_and_the_formula_go_on():
-    truth = lab()
-    fitted = calibrate(truth, sweep(truth, 4), "a sweep")
-    assert fitted.all_reduce_ns(400 * MB, 4) == pytest.approx(truth.all_reduce_ns(400 * MB, 4), rel=0.001)
-    assert fitted.all_reduce_ns(1000, 4) == pytest.approx(truth.all_reduce_ns(1000, 4), rel=0.001)
-    assert fitted.all_reduce_ns(20 * MB, 8) == pytest.approx(truth.all_reduce_ns(20 * MB, 8), rel=0.01)
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=8, max_size=20), st.integers(2, 8), st.integers(0, 10**8))
-def test_laws_hold_for_any_curve(times, members, nbytes):
-    measured = [
-        Measurement("all_reduce", (place + 1) * MB, size, time * (1 + size))
-        for place, time in enumerate(times)
-        for size in (2, 8)
-    ]
-    fitted = calibrate(lab(), measured, "anything")
-    time = fitted.all_reduce_ns(nbytes, members)
-    assert fitted.all_reduce_ns(nbytes + MB, members) >= time - 1
-    assert fitted.scaled(bandwidth=2).all_reduce_ns(nbytes, members) <= time + 1
-    assert fitted.scaled(bandwidth=1, latency=1).all_reduce_ns(nbytes, members) == time
-
-
-def test_half_the_rounds_take_half_of_what_is_not_fixed():
-    fitted = calibrate(lab(), sweep(lab(), 4), "a sweep")
-    base = PROTOCOLS[0].base_ns
-    whole = fitted.all_reduce_ns(16 * MB, 4) - base
-    assert fitted.time_ns("all_gather", 16 * MB, 4) - base == pytest.approx(whole / 2, abs=1)
-
-
-# -- a few sizes -----------------------------------------------------------------------------------
+    fitted = calibrate(find_cluster("pcie3"), sweep(lab(), 2) + sweep(lab(), 8), "a sweep")
+    assert fitted.intra.bandwidth == pytest.approx(50, rel=0.01)
+    assert fitted.intra.latency_ns == pytest.approx(2_000, rel=0.05)
+    assert "fitted to 78 measurements of 2, 8 GPUs in a sweep" in fitted.describe()
 
 
 def test_a_way_out_is_fitted_to_groups_larger_than_a_node():
@@ -151,12 +94,6 @@ def test_a_rank_alone_gives_durations_and_several_the_time_from_the_last_arrival
     assert measured_in(both) == [Measurement("all_reduce", 8 * MB, 2, 41_000)]
 
 
-def test_the_members_of_a_group_count_not_the_world():
-    groups = [{"name": "tp", "ranks": [0, 1]}]
-    found = trace_of(collective(0, 100, MB, group="tp"), world_size=16, groups=groups)
-    assert [one.world_size for one in measured_in(found)] == [2]
-
-
 def test_a_trace_without_sizes_gives_none():
     unknown = trace_of(collective(0, 5, None), world_size=2)
     assert measured_in(unknown) == []
@@ -191,12 +128,6 @@ def test_members_are_told_by_bandwidths_where_no_ranks_are_listed(tmp_path):
     assert read_nccl_tests(path)[0].world_size == 4
 
 
-def test_a_csv_names_its_units(tmp_path):
-    path = tmp_path / "allreduce_4gpus.csv"
-    path.write_text(HEADER + "1024,256,float,5000,1,6000,1\n")
-    assert [(one.time_ns, one.world_size) for one in read_nccl_tests(path)] == [(5000, 4), (6000, 4)]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -228,8 +159,8 @@ def test_binary_and_missing_files_are_refused(tmp_path):
 
 
 @pytest.mark.skipif(not (TRACES / "collectives").exists(), reason="the measured all-reduces are not at hand")
-@pytest.mark.parametrize(("fit", "largest"), [(True, 0.10), (False, 0.25)])
-def test_all_reduces_of_four_gpus_are_predicted(fit, largest):
+@pytest.mark.parametrize("fit", [True, False])
+def test_all_reduces_of_four_gpus_are_predicted(fit):
     measured = {n: read_nccl_tests(TRACES / f"collectives/a100_allreduce_{n}gpus.csv") for n in (2, 4, 8)}
     model = find_cluster("dgx-a100")
     if fit:
@@ -238,4 +169,5 @@ def test_all_reduces_of_four_gpus_are_predicted(fit, largest):
     errors = np.array([model.all_reduce_ns(one.nbytes, 4) / one.time_ns - 1 for one in long])
 
     assert len(long) == 2 * 1017
-    assert np.abs(errors).max() <= largest
+    assert np.median(np.abs(errors)) <= 0.015
+    assert np.abs(errors).max() <= 0.17

@@ -3,7 +3,6 @@
 Every step runs the same kernels, each in a slot of its own; beside some of them runs a transfer.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from daydream.graph.build import build
 PLACES = 2 * LEAST_PLACES
 SLOT = 1000.0  # us, each kernel has this long for itself
 TINY = 0.001  # us, so that times are not whole microseconds
-Of = Callable[[int, int], Any]  # a function of (place, step)
 
 
 def in_slot(slot, name, begin, end, number, **columns):
@@ -77,14 +75,6 @@ def test_a_run_that_a_transfer_only_touched_is_neither():
     assert shown(slowed(1.1), until=150.0).kernel is None
 
 
-def test_all_places_together_add_up_as_with_one_factor():
-    # half of the places take 100 alone and 200 beside, the others 100 and 100: 300 instead of 200
-    found = shown(lambda place, step: 200.0 if (place + step) % 2 == 0 and place % 4 < 2 else 100.0)
-    assert found.kernel.factor == pytest.approx(1.5, rel=1e-3)
-    assert found.kernel.low < 1.45
-    assert found.kernel.high > 1.55
-
-
 def test_too_few_places_show_nothing():
     assert shown(slowed(1.1), places=LEAST_PLACES).kernel is not None
     assert shown(slowed(1.1), places=LEAST_PLACES - 1).kernel is None
@@ -100,37 +90,12 @@ def test_kernels_at_different_places_of_a_step_are_not_compared():
     assert found.met
 
 
-def test_kernels_of_one_name_are_told_apart_by_their_place():
-    found = shown(slowed(1.1, alone=100.0), name=lambda *_: "same")
-    assert found.kernel.places == PLACES
-
-
 def test_kernels_that_vary_by_themselves_are_left_out():
     assert shown(lambda place, step: 100.0 * (1 + 0.2 * step)).kernel is None
 
 
 def test_kernels_as_short_as_the_clock_are_left_out():
     assert shown(slowed(1.2, alone=0.5)).kernel is None
-
-
-@pytest.mark.parametrize("column", ["shapes", "grid", "block", "dtype"])
-def test_what_differs_in_a_column_is_not_the_same_kernel(column):
-    changing = {column: lambda place, step: "[1]" if (place + step) % 2 == 0 else "[2]"}
-    assert shown(slowed(1.1), **changing).kernel is None
-    assert shown(slowed(1.1), **{column: lambda *_: "[1]"}).kernel is not None
-
-
-def test_runs_beside_other_kernels_are_neither():
-    rows: list[Any] = []
-    for slot in range(4 * PLACES):
-        rows.append(in_slot(slot, f"kernel {slot % PLACES}", 100, 200.1, 2))
-        if (slot + slot // PLACES) % 2:
-            rows.append(transfer(slot, 100, 900))
-            rows.append(in_slot(slot, "other", 150, 900, 3, stream=9))
-    borders = tuple(step * PLACES * SLOT for step in range(5))
-    found = measured_contention(build(trace(rows, steps=borders)))
-    assert found.kernel is None
-    assert found.met
 
 
 def test_matrix_products_and_other_kernels_are_told_apart():

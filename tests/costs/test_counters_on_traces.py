@@ -3,8 +3,6 @@
 The counters are made: no public recording has a trace and counters of it.
 """
 
-import json
-
 import numpy as np
 import pytest
 from daydream.optimizations._hardware import roofline
@@ -14,8 +12,6 @@ from test_counter_files import OPS, attached, kernels, long_table
 import daydream
 from daydream import attach_counters, build, counters_table
 from daydream.costs.counters.attaching import base_name
-from daydream.costs.counters.formats import read_counted
-from daydream.costs.counters.listing import counted_in
 from daydream.report.views.explanation import counted_sentences
 
 HEADER = (
@@ -78,25 +74,6 @@ def test_one_what_if_on_an_h100_and_an_mi300x_with_and_without_counters(tmp_path
     assert with_counters != without < whole
 
 
-def test_times_of_instrumented_runs_are_never_used(tmp_path):
-    #  a file that says that kernels took a thousand times as long changes nothing
-    path = shared_trace("kineto/h100_bert_small_inference.json.gz")
-    found = []
-    for duration in ("1", "999999999"):
-        trace = daydream.load(path)
-        table = made(trace, False, 1, 1_000)
-        slow = [
-            line.replace("dram__bytes.sum", "gpu__time_duration.sum").rsplit(",", 2)[0]
-            + f',"nsecond","{duration}"'
-            for line in table.splitlines() if "dram__bytes.sum" in line
-        ]  # fmt: skip
-        before = trace["duration_ns"].copy()
-        attached(trace, tmp_path, table + "\n".join(slow) + "\n")
-        assert (trace["duration_ns"] == before).all()
-        found.append((answer(trace), json.dumps(counters_table(trace))))
-    assert found[0] == found[1]
-
-
 def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
     (tmp_path / "a.txt").write_text(
         "kernel 0 - axpy - #thread-blocks 16,  kernel instructions 3, total instructions 3\n  FADD = 3\n"
@@ -112,36 +89,3 @@ def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):
     assert said[0].startswith("axpy: flop 64, float32_flop 64")
     assert said[1] == "(kernels 0 to 1, Luthier): instructions 9 in all (2 of 2 counted)."
     assert counters_table(kernels("axpy")) == counted_sentences(kernels("axpy")) == []
-
-
-def test_the_public_ranges_meet_their_launches_one_to_one(tmp_path):
-    path = shared_trace("kineto/a100_range_profiler_counters.json.gz")
-    found = read_counted(path)
-    trace = attach_counters(kernels(*(one.name for one in found), grid="1,1,1"), [path])
-    assert len(trace.metadata["counters"]) == 77
-    assert [each["flop"] for each in trace.metadata["counters"]] == [one.flop for one in found]
-    assert not any("the mean" in note for note in trace.metadata["notes"])
-
-
-def test_what_was_counted_is_told_in_short():
-    assert counted_in(kernels("axpy")) is None
-    trace = kernels("axpy", "dot", "dot")
-    trace.metadata["counters"] = [
-        {"name": "axpy", "flop": 64, "bytes": None, "amounts": {"occupancy": 0.5}},
-        {"name": "dot", "flop": None, "bytes": None, "amounts": {}},
-        {"name": "dot", "flop": None, "bytes": None},
-    ]
-    told = {"kernels": 1, "of": 3, "quantities": ["flop", "occupancy"], "windows": []}
-    assert counted_in(trace) == told
-
-
-@pytest.mark.slow
-def test_counters_decide_what_bounds_a_kernel_and_what_16_bits_give(tmp_path):
-    #  an A10 reaches 600 B and 31,000 FLOP a ns; its products are in matrix units by name
-    path = shared_trace("pairs/a10_gpt_small/small_1024.sqlite.gz")
-    found = {}
-    for what, flop, nbytes in (("memory", 100, 500), ("compute", 15_000, 5)):
-        trace = daydream.load(path)
-        table = made(trace, False, flop, nbytes)
-        found[what] = daydream.whatif(attached(trace, tmp_path, table), "amp")
-    assert found["memory"].predicted_ns > 1.03 * found["compute"].predicted_ns

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 from graph.small_graphs import kernels
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from work_traces import Call, Kernel, graph_of
 
-from daydream.costs import find_device
 from daydream.costs.device.roofline import (
-    AS_EASY_TO_FEED,
-    KEPT_ON_MATRIX_UNITS,
     runs_in_tf32,
 )
 from daydream.model.half_times import (
@@ -59,20 +54,6 @@ def test_what_streams_keeps_the_part_of_its_time_that_is_not_bytes(name, keeps):
     assert in_half(graph, name)[0] == FLOOR + round(keeps * 100_000)
 
 
-def test_products_of_unknown_shapes_go_by_the_peaks_and_the_share_that_is_kept():
-    # A100: 312 TFLOP/s in 16 bits, 19.5 on vector units, 156 in TF32. RTX 3070 Ti: 43.5 and 21.7.
-    least = FLOOR
-    by_vector = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000))
-    by_tf32 = graph_with(Kernel("cutlass_80_tensorop_s1688gemm_128x128", 1_000_000))
-    geforce = graph_with(Kernel("ampere_sgemm_128x64_tn", 1_000_000), device=GEFORCE)
-    assert in_half(by_vector, "sgemm")[0] == round(
-        least + (1_000_000 - least) * 19.5 / 312 / KEPT_ON_MATRIX_UNITS
-    )
-    assert in_half(by_tf32, "s1688gemm")[0] == FLOOR + 998_000 // 2
-    assert AS_EASY_TO_FEED > 43.5 / 21.7
-    assert in_half(geforce, "sgemm")[0] == round(least + (1_000_000 - least) * 21.7 / 43.5)
-
-
 @pytest.mark.parametrize(("other", "kept"), [("", FLASH_1), ("_nocast", FLASH_2)])
 def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_its_torch(other, kept):
     #  156 / 3 = 52 TFLOP/s become 312, of which flash attention reaches another share
@@ -112,41 +93,3 @@ def test_convolutions_of_planes_are_turned_for_tensor_cores():
     assert turned("xmma_fprop_nhwc", V100) == []
     assert turned("xmma_fprop_tf32", A100) == []  # its changes of layout are in the trace
     assert turned("implicit_convolve_sgemm", "AMD Instinct MI300X") == []
-
-
-KERNELS = st.sampled_from(
-    [
-        "volta_sgemm_128x64_tn", "cutlass_80_tensorop_s1688gemm_128x128", ATTENTION,
-        "implicit_convolve_sgemm", "void at::native::vectorized_elementwise_kernel<4, relu>",
-        "reduce_kernel<128, 4>", "mine",
-    ]
-)  # fmt: skip
-
-
-@given(
-    KERNELS,
-    st.integers(1_000, 10**8),
-    st.sampled_from([A100, V100, GEFORCE, "NVIDIA H200"]),
-    st.integers(4, 4096),
-)
-def test_no_kernel_is_slower_in_16_bits_nor_faster_than_its_bytes_and_flop_allow(
-    name, duration_ns, gpu, size
-):
-    shapes = [[size, 512], [512, size]]
-    graph = graph_with(Kernel(name, duration_ns), device=gpu, op="aten::mm", shapes=shapes)
-    new, doubt = in_half(graph, name)
-    device, flop = find_device(gpu), 2 * size * 512 * size
-    assume(duration_ns >= flop / device.peak("float32"))  # what could be recorded
-    least = flop / device.peak("float16")
-    assert new <= duration_ns
-    assert new >= min(least, duration_ns) - 1
-    assert new >= min(FLOOR, duration_ns) / 2
-    assert 0 < doubt < 1
-
-
-def test_arithmetic_that_a_gpu_counted_stays():
-    #  19,500 FLOP/ns on vector units of an A100: 90 % of the kernel's time is arithmetic in 32 bits
-    name = "void at::native::vectorized_elementwise_kernel<4, erfinv>"
-    graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
-    graph.trace.metadata["counters"] = [{"name": name, "flop": 19_500 * 90_000, "bytes": 8_000_000}]
-    assert in_half(graph, name)[0] == FLOOR + 90_000

@@ -1,6 +1,5 @@
 """The roof of the L2 cache, by counters made for small kernels: rates and classes written out."""
 
-import numpy as np
 import pytest
 from graph.small_graphs import kernels
 from shared import shared_trace
@@ -10,11 +9,9 @@ from test_counters_on_traces import launches
 import daydream
 from daydream import build
 from daydream.costs import bound
-from daydream.costs.device.retime import at_peak_ns, evidence
 from daydream.costs.kernels import counted_tasks
-from daydream.costs.workload.counters import LEAST_NS, bound_by_l2, reached_l2
+from daydream.costs.workload.counters import LEAST_NS, reached_l2
 
-BANDWIDTH = 3_352.0  # GB/s of an H100's memory
 H100 = "kineto/h100_vit_inference.json.gz"
 
 
@@ -54,14 +51,6 @@ def test_a_kernel_that_l2_holds_up_is_bound_by_memory_and_not_by_latency(counted
     assert set(kinds[long]) == {"memory"}
 
 
-def test_no_rate_through_l2_below_what_memory_gives_is_a_roof(counted):
-    graph = counted(lambda at, ns: BANDWIDTH / 2)
-    work, kinds, long = by_kind(graph)
-    assert set(kinds[long]) == {"latency"}
-    assert not bound_by_l2(graph, work, BANDWIDTH).any()
-    assert np.isclose((at_peak_ns(graph, work) * BANDWIDTH / work.duration_ns)[long], 100, rtol=0.01).all()
-
-
 def test_far_below_the_highest_rate_a_kernel_waits_for_latency(counted):
     longest = max(ns for *_, ns in launches(daydream.load(shared_trace(H100))))
     graph = counted(lambda at, ns: 10_000 if ns == longest else 4_000)
@@ -75,30 +64,3 @@ def test_roofline_leaves_kernels_at_the_roof_of_l2(counted):
         daydream.whatif(counted(lambda at, ns: 6_000), "roofline", reach=1.0)
     answer = daydream.whatif(counted(None), "roofline", reach=1.0)  # by memory alone 97 % could go
     assert answer.changed
-
-
-def test_what_l2_bounds_and_where_its_roof_is_from_is_said(counted):
-    graph = counted(lambda at, ns: 6_000)
-    said = evidence(graph, kernels(graph))
-    assert any(
-        "Its roof is assumed to be the highest rate of this recording, 6,000 GB/s" in one for one in said
-    )
-
-
-def test_without_counters_a_change_names_its_rule_in_json_and_not_on_the_screen():
-    answer = daydream.whatif(
-        daydream.load(shared_trace("kineto/rtx2080ti_resnet_30_iterations.json.gz")), "amp"
-    )
-    (rule,) = answer.to_json()["rules"]
-    assert rule == "What bounds the kernels is known by names for 100.0% of their time."
-    assert rule not in answer.notes
-
-
-@pytest.mark.parametrize("name", ["amp", "autocast", "tf32", "fp8", "gpu", "fused-adam", "fused-optimizer"])
-def test_each_optimization_of_kernels_names_its_rule(name):
-    trace = daydream.load(shared_trace("pairs/a10_gpt_small/small_256.sqlite.gz"))
-    try:
-        answer = daydream.whatif(trace, name, **({"to": "h100"} if name == "gpu" else {}))
-    except daydream.DaydreamError as error:
-        pytest.skip(f"does not apply: {error}")
-    assert answer.to_json()["rules"][0].startswith("What bounds the kernels is known by ")

@@ -24,7 +24,7 @@ from daydream.costs import find_device, is_matrix, retime, work
 from daydream.costs.contention import measured_contention
 from daydream.costs.device.launch_grids import _Kernels
 from daydream.costs.device.roofline import Change
-from daydream.costs.operators import operator, operators_that, rows, saved_by
+from daydream.costs.operators import operator, operators_that, rows
 from daydream.model.saved_tensors import BEHIND, _count, _when
 
 torch = pytest.importorskip("torch")
@@ -120,26 +120,6 @@ def test_what_torch_counts_flop_of_multiplies_matrices():
     names = {each.__name__.split(".")[0] for each in flop_registry if str(each).startswith("aten.")}
     assert len(names) > 15
     assert not [name for name in names if not operator(f"aten::{name}").is_matrix]
-
-
-def test_autocast_of_both_lists():
-    on_gpu = [operator(name).autocast_gpu for name in rows()]
-    assert (on_gpu.count("16"), sum(each.startswith("32") for each in on_gpu)) == (32, 65)
-    for name in ("acos", "asin", "cosh", "erfinv", "sinh", "tan", "pdist", "cosine_similarity"):
-        assert operator(f"aten::{name}").autocast_gpu == "32"
-    assert operator("aten::conv_tbc").autocast_gpu == operator("aten::conv_tbc").autocast_cpu == "16"
-    assert operator("aten::exp").autocast_cpu == ""  # on CPUs it takes what it is given
-
-
-@pytest.mark.parametrize(
-    ("node", "tensors"),
-    [("Addcmul", 2), ("Addcdiv", 2), ("Maximum", 2), ("Minimum", 2), ("MseLoss", 2), ("SmoothL1Loss", 2),
-     ("HuberLoss", 2), ("NllLoss", 3), ("NllLoss2D", 3), ("BinaryCrossEntropy", 2), ("Logsumexp", 2),
-     ("BinaryCrossEntropyWithLogits", 2), ("Amax", 2), ("Norm", 2), ("LinalgVectorNorm", 2), ("Std", 2),
-     ("PreluKernel", 2)],
-)  # fmt: skip
-def test_saved_tensors_of_torchs_formulas(node, tensors):
-    assert sum(saved_by(f"{node}Backward0")) == tensors
 
 
 def test_products_of_libraries_are_products():

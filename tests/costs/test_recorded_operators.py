@@ -4,13 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from recorded_operators import below, both, flop_counter, forward_and_backward, torch, trace_of, values
-
-import daydream
-from daydream.costs import work
-from daydream.costs.operators import MATRIX_FAMILIES
+from recorded_operators import both, flop_counter, torch, values
 
 F, nn = torch.nn.functional, torch.nn
 CONVOLUTIONS = [
@@ -40,15 +34,6 @@ def test_products_have_the_flop_that_torch_counts(name):
     function, shapes = PRODUCTS[name]
     ours, theirs = both(function, *(values(*shape) for shape in shapes))
     assert ours == sum(theirs.values()) > 0
-
-
-@settings(max_examples=8, deadline=None)
-@given(sizes=st.tuples(*[st.integers(1, 40)] * 3), batch=st.integers(0, 3))
-def test_products_of_any_size_have_the_flop_that_torch_counts(sizes, batch):
-    m, k, n = sizes
-    lead = (batch,) if batch else ()
-    ours, theirs = both(torch.matmul, values(*lead, m, k), values(*lead, k, n))
-    assert ours == sum(theirs.values()) == 3 * 2 * max(batch, 1) * m * k * n
 
 
 def test_products_that_torch_does_not_count():
@@ -82,63 +67,7 @@ def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions, cha
     assert ours == sum(theirs.values()) == 3 * 2 * 2 * 5**dimensions * 4 * channels * 3**dimensions
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize(("groups", "transposed"), [(2, False), (4, False), (2, True)])
-def test_groups_divide_the_gradient_of_the_weight_too(dimensions, groups, transposed):
-    # torch counts the gradient of a grouped convolution's weight as if there were no groups
-    function = CONVOLUTIONS[dimensions - 1][transposed]
-    weight = (4, 6 // groups if transposed else 4 // groups, *[3] * dimensions)
-    inputs = values(2, 4, *[7] * dimensions), values(*weight)
-    ours, theirs = both(lambda *given: function(*given, groups=groups), *inputs)
-    forward = theirs["convolution"]
-    assert theirs["convolution_backward"] == forward + groups * forward
-    assert ours == 3 * forward
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(5, 12)),
-    kernel=st.integers(1, 4), stride=st.integers(1, 3), padding=st.integers(0, 1),
-    transposed=st.booleans(),
-)  # fmt: skip
-def test_convolutions_of_any_size_have_the_flop_that_torch_counts(sizes, kernel, stride, padding, transposed):
-    batch, channels, filters, size = sizes
-    # shapes fit both kinds: see the next test
-    assume(not (channels == filters and stride == padding == 1 and kernel < 3))
-    function = CONVOLUTIONS[1][transposed]
-    weight = (channels, filters) if transposed else (filters, channels)
-    inputs = values(batch, channels, size, size), values(*weight, kernel, kernel)
-    ours, theirs = both(lambda *given: F.relu(function(*given, stride=stride, padding=padding)), *inputs)
-    assert ours == sum(theirs.values()) > 0
-
-
-def test_a_transposed_convolution_that_makes_its_input_smaller_looks_like_a_plain_one():
-    # As many channels in as out and stride 1: shapes fit both, so the smaller output's positions count.
-    ours, theirs = both(
-        lambda x, w: F.conv_transpose2d(x, w, padding=1), values(1, 4, 8, 8), values(4, 4, 2, 2)
-    )
-    assert (ours, sum(theirs.values())) == (2 * 64 * (64 + 2 * 49), 3 * 2 * 64 * 64)
-
-
-def test_a_first_convolution_is_counted_as_if_its_input_needed_a_gradient():
-    # What the backward pass computes is an argument, not a shape: torch sees it, a trace does not say it.
-    ours, theirs = both(F.conv2d, torch.randn(2, 4, 7, 7), values(6, 4, 3, 3))
-    assert theirs["convolution_backward"] == theirs["convolution"]
-    assert ours == 3 * theirs["convolution"]
-
-
 # Attention
-
-
-@pytest.mark.parametrize("keys", [16, 24])
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_as_products_has_the_flop_that_torch_counts(keys, causal):
-    def attend(*qkv):
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return F.scaled_dot_product_attention(*qkv, is_causal=causal)
-
-    ours, theirs = both(attend, values(2, 3, 16, 8), values(2, 3, keys, 8), values(2, 3, keys, 8))
-    assert ours == sum(theirs.values()) > 0
 
 
 @pytest.mark.parametrize("keys", [16, 24])
@@ -172,60 +101,3 @@ def test_recurrent_layers_take_each_weight_once_a_step(layer, gates, directions)
 
 
 # Whole models: everything that torch counts
-
-
-def residual():
-    class Residual(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
-            self.norm = nn.BatchNorm2d(width)
-
-        def forward(self, x):
-            return F.relu(x + self.two(F.relu(self.norm(self.one(x)))))
-
-    body = [
-        nn.Conv2d(3, 8, 7, stride=2, padding=3),
-        nn.MaxPool2d(3, 2, 1),
-        Residual(8),
-        nn.Conv2d(8, 16, 1, stride=2),
-    ]
-    model = nn.Sequential(*body, Residual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-    return model, [values(2, 3, 32, 32)]
-
-
-def encoder():
-    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    return nn.Sequential(stack, nn.Linear(32, 7)), [values(3, 10, 32)]
-
-
-def decoder():
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
-
-        def forward(self, x):
-            q, k, v = self.qkv(self.norm(x)).view(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
-            scores = (q @ k.transpose(-2, -1)).masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
-            return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 9, 32))
-
-    blocks = [part for _ in range(2) for part in (Attention(), nn.Linear(32, 32), nn.GELU())]
-    return nn.Sequential(nn.Embedding(20, 32), *blocks, nn.Linear(32, 20, bias=False)), [below(20, 2, 9)]
-
-
-@pytest.mark.parametrize("make", [residual, encoder, decoder])
-def test_a_whole_model_has_the_flop_that_torch_counts(make):
-    torch.manual_seed(0)
-    model, inputs = make()
-    # torch counts no fused attention on a CPU
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        ours, theirs = both(model, *inputs)
-        graph = daydream.build(trace_of(lambda: forward_and_backward(model, *inputs)))
-    assert ours == sum(theirs.values()) > 0
-    done = work(graph, graph.select(kind="cpu"))
-    shared = done.flop[
-        done.is_of(*MATRIX_FAMILIES) & (done.flop > 0)
-    ].sum()  # each task has its share of its operator's
-    assert shared == pytest.approx(ours, rel=1e-3)

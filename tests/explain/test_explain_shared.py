@@ -180,15 +180,6 @@ def test_shares_add_up_and_the_text_fits_a_terminal(name):
     assert "None" not in text
 
 
-def test_no_large_cause_is_among_the_rest():
-    # 37% launches, 35% Python, 29% loading: the screen has room for the first one only.
-    explanation = explained("cases/rtx4090laptop_mlp_training_20_iterations.json.gz")
-    screen = str(view_text(explanation))
-    for each in explanation.causes[:3]:
-        assert each.cause.label in screen
-    assert "without the profiler" in screen
-
-
 def test_a_lane_takes_no_longer_than_the_step_and_what_breaks_a_graph_is_named():
     replay = shared_replay("cases/cpu_moe_data_dependent_ops.json.gz")
     assert max(curve.own_ns for curve in daydream.curves(replay)) == replay.basis_ns

@@ -3,12 +3,9 @@
 Where the digest fits what was edited, only somebody who may write in the user's own folder can have made it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
-from typing import Any
 
 from daydream.files.cache import HEAD, MARK, ROW
 
@@ -57,7 +54,7 @@ def replaced(choice, data, other):
 def header(choice, data, _):
     """Return the file with another dtype, length, place or value of some arrays, with the old digest."""
     _, digest, size, _ = HEAD.unpack_from(data)
-    fields: dict[str, Any] = json.loads(data[HEAD.size : HEAD.size + size])
+    fields = json.loads(data[HEAD.size : HEAD.size + size])
     for _ in range(choice.randint(1, 3)):
         entry = choice.choice(fields["arrays"])
         place = choice.randrange(1, 5)
@@ -69,4 +66,4 @@ def header(choice, data, _):
     return HEAD.pack(MARK, digest, len(text), whole) + text + arrays
 
 
-DAMAGES: tuple[Damage, ...] = (bytes_flipped, truncated, mixed, moved, replaced, header)
+DAMAGES = (bytes_flipped, truncated, mixed, moved, replaced, header)

@@ -9,11 +9,9 @@ import gzip
 import json
 import random
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fuzz.commands import NUMBERS, WORDS, command, optimizations
 from fuzz.damage import (
@@ -30,53 +28,55 @@ NAMES = [
     "\x1b[31mred",
     "\x1b[2J",
     "",
-    "aten::mm",
-    "aten::addmm",
-    "aten::linear",
-    "aten::view",
-    "aten::relu",
-    "aten::copy_",
-    "aten::item",
-    "aten::_foreach_add_",
-    "aten::native_layer_norm",
-    "aten::convolution",
-    "aten::softmax",
-    "aten::bmm",
-    "aten::scaled_dot_product_attention",
-    "aten::nll_loss_nd",
-    "aten::embedding",
-    "aten::dropout",
-    "aten::zero_",
-    "aten::empty",
-    "c10d::allreduce_",
-    "gloo:all_reduce",
-    "MmBackward0",
-    "torch::autograd::AccumulateGrad",
-    "record_param_comms",
-    "nccl:all_reduce",
-    "Optimizer.step#Adam.step",
-    "Optimizer.zero_grad#Adam.zero_grad",
-    "enumerate(DataLoader)#_Single.__next__",
-    "CompiledFunctionBackward",
-    "DistributedDataParallel.forward",
-    "FSDP::pre_backward",
-    "cudaLaunchKernel",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaEventSynchronize",
-    "cudaEventRecord",
-    "cudaStreamWaitEvent",
-    "cudaGraphLaunch",
-    "hipLaunchKernel",
-    "ampere_sgemm_32x32_tn",
-    "ncclDevKernel_AllReduce_Sum_f32",
-    "flash_fwd_kernel<bf16>",
-    "triton_poi_fused_0",
-    "cutlass_80_wmma_tensorop",
-    "multi_tensor_apply_kernel<float>",
-    "ncclDevKernel_SendRecv",
+    *[
+        "aten::mm",
+        "aten::addmm",
+        "aten::linear",
+        "aten::view",
+        "aten::relu",
+        "aten::copy_",
+        "aten::item",
+        "aten::_foreach_add_",
+        "aten::native_layer_norm",
+        "aten::convolution",
+        "aten::softmax",
+        "aten::bmm",
+        "aten::scaled_dot_product_attention",
+        "aten::nll_loss_nd",
+        "aten::embedding",
+        "aten::dropout",
+        "aten::zero_",
+        "aten::empty",
+        "c10d::allreduce_",
+        "gloo:all_reduce",
+        "MmBackward0",
+        "torch::autograd::AccumulateGrad",
+        "record_param_comms",
+        "nccl:all_reduce",
+        "Optimizer.step#Adam.step",
+        "Optimizer.zero_grad#Adam.zero_grad",
+        "enumerate(DataLoader)#_Single.__next__",
+        "CompiledFunctionBackward",
+        "DistributedDataParallel.forward",
+        "FSDP::pre_backward",
+        "cudaLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaMemsetAsync",
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+        "cudaEventRecord",
+        "cudaStreamWaitEvent",
+        "cudaGraphLaunch",
+        "hipLaunchKernel",
+        "ampere_sgemm_32x32_tn",
+        "ncclDevKernel_AllReduce_Sum_f32",
+        "flash_fwd_kernel<bf16>",
+        "triton_poi_fused_0",
+        "cutlass_80_wmma_tensorop",
+        "multi_tensor_apply_kernel<float>",
+        "ncclDevKernel_SendRecv",
+    ],
 ]
 SHAPES = (
     [[64, 32], [32, 8]],
@@ -131,7 +131,7 @@ def traces():
     return found
 
 
-COLLECTED: dict[str, Any] = {
+COLLECTED = {
     "world_size": 1, "threads": 4, "versions": {"torch": "2.4"}, "unprofiled_step_ns": [900_000, 910_000],
     "parameters": [{"name": "a.weight", "layer": "a", "shape": [32, 64], "dtype": "float32", "device": "cuda:0",
                     "requires_grad": True, "gradient_bytes": 8192}],
@@ -574,7 +574,7 @@ def measured_times(chance):
     return Case("options", files, ["whatif", *ask, "--trace", "t.parquet", "--table", "t.csv"])
 
 
-MAKERS: dict[Callable[[random.Random], Case], int] = {
+MAKERS = {
     kineto: 45, encoded: 5, ranks: 6, vendors: 36, parquet: 32, counters: 16, values: 10, words: 3, own_file: 6, measured_times: 2,
 }  # fmt: skip
 

@@ -4,8 +4,6 @@ A case that is neither answered nor refused in one message is a failure: a trace
 error, a warning, an escape character, more than 10 s of CPU time, more than 2 GiB, a damaged output.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -22,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from fuzz.cases import case_of, sound
 
@@ -56,7 +53,7 @@ def outcome(case, folder):
     printed, told = out.buffer, err.buffer
     sys.stdout, sys.stderr = out, err
     try:
-        code: Any = run(daydream, case.args)
+        code = run(daydream, case.args)
     except BaseException as error:
         return "raised", f"{type(error).__name__}: {error}"
     finally:
@@ -122,7 +119,7 @@ def _child(numbers, seed, lines):
 
 def batch(numbers, seed):
     """Run cases in children: return number, outcome, output and seconds; one may kill its child, the rest go on."""
-    found: list[tuple[int, str, str, float]] = []
+    found = []
     while numbers:
         with tempfile.TemporaryFile() as lines:
             child = os.fork()
@@ -168,8 +165,8 @@ def main(words=None):
     os.environ["DAYDREAM_CACHE"] = "off"  # not the user's own; tests/test_cache.py damages one
     prepare()
     begin, number = time.monotonic(), given.first
-    kinds: dict[str, Counter[str]] = {}
-    failures: Counter[str] = Counter()
+    kinds = {}
+    failures = Counter()
     slowest = (0.0, 0)
     last = given.first + given.cases
     while number < last and time.monotonic() - begin < given.seconds:

@@ -8,18 +8,30 @@ from graph.small_traces import launched, op, trace
 TRANSFER = 20
 
 
-def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=None, meet=True):
+def job(
+    steps,
+    *,
+    cpu=(100, 120),
+    gpu=(50, 50),
+    first=50,
+    skip=(0, 0),
+    group=None,
+    meet=True,
+    pipeline=False,
+    **work,
+):
     """Return what two ranks would record: each step some CPU work, a kernel and an all-reduce.
 
     Launches take 5 and their work starts 5 after they began, or 1 behind the work before it. The all-reduce
     transfers when both have arrived. The CPU never waits. `first` is rank 1's kernel of the first step.
-    `skip` steps of a rank are not recorded. Ranks that do not `meet` have no all-reduce.
+    `skip` steps of a rank are not recorded. Ranks that do not `meet` have no all-reduce; in a `pipeline`
+    rank 0 sends rank 1 a message instead. `work` are more columns of the CPU work.
     """
     #  rank r  |cpu[r]|launch 5|launch 5|cpu[r]|...
     #                   |gpu[r]      |1|all-reduce: waits for the other, 20|
     now, free = [0, 0], [-1, -1]
-    rows: list[dict] = []
-    borders: tuple[list[int], list[int]] = ([0], [0])
+    rows = []
+    borders = ([0], [0])
     for n in range(steps):
         arrived = []
         for rank in (0, 1):
@@ -28,7 +40,7 @@ def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=Non
             end = begin + (first if n == 0 and rank == 1 else gpu[rank])
             arrived.append(max(at + 10, end + 1))
             if n >= skip[rank]:
-                rows += [op("work", now[rank], at, rank=rank)]
+                rows += [op("work", now[rank], at, rank=rank, **work)]
                 rows += launched("k", at, begin, end, rank=rank)
             now[rank] = at + 10
             borders[rank].append(now[rank])
@@ -37,7 +49,9 @@ def job(steps, *, cpu=(100, 120), gpu=(50, 50), first=50, skip=(0, 0), group=Non
             if meet and n >= skip[rank]:
                 columns = {"rank": rank, "kind": "collective", "collective": "all_reduce", "bytes": 8}
                 each = {} if group is None else {"group": group[rank]}
-                rows += launched("reduce", now[rank] - 5, arrived[rank], free[rank], **columns, **each)
+                if pipeline:
+                    each |= {"collective": ("send", "recv")[rank], "peer": 1 - rank}
+                rows += launched("reduce", now[rank] - 5, arrived[rank], free[rank], **(columns | each))
     found = trace(rows)
     found.metadata["steps"] = []
     column = np.full(len(found), -1)

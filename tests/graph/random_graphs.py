@@ -34,7 +34,7 @@ def graphs(draw, *, max_actions=14, scheduled=False):
     threads = [graph.add_lane(Lane(f"thread {number}")) for number in range(THREADS)]
     streams = [graph.add_lane(Lane(f"stream {number}", on_device=True)) for number in range(STREAMS)]
     graph.facts.launch_latency_ns, graph.facts.launch_cost_ns = draw(TIMES), draw(TIMES)
-    calls: list[int] = []
+    calls = []
     for place, action in enumerate(draw(st.lists(ACTIONS, min_size=1, max_size=max_actions))):
         call = _add(
             graph, f"call {place}", 0, draw(st.sampled_from(threads)), place * ORDER_STEP, draw(TIMES)

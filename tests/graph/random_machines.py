@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 from machine import Machine, Program
-from machine.engine import Instruction
 from machine.instructions import (
     backward,
     device_sync,
@@ -107,7 +106,7 @@ class Recipe:
         return [each for layer in layers for each in (wait(COMPUTE, f"reduced {layer}"), copy)]
 
 
-SYNCS: dict[str, list[Instruction]] = {
+SYNCS = {
     "item": [item()],
     "stream": [stream_sync(COMPUTE)],
     "device": [device_sync()],

@@ -15,7 +15,7 @@ from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS
 Row = dict[str, Any]
 PID = 100
 LEAST_MADE = 1_000_000  # the first correlation that no test gives
-NO_COST: dict[str, Any] = {
+NO_COST = {
     "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
     "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
 }  # fmt: skip
@@ -87,6 +87,20 @@ def trace(*given, steps=(), **metadata):
     return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **known, **metadata})
 
 
+def with_steps(found, borders):
+    """Give thread 1 of each rank steps between these borders (us), all but the first covered."""
+    column, steps = np.full(len(found), -1), []
+    for rank, at in borders.items():
+        for number, (begin, end) in enumerate((1000 * a, 1000 * b) for a, b in pairwise(at)):
+            mine = (found["rank"] == rank) & (found["tid"] == 1)
+            column[mine & (found["start_ns"] >= begin) & (found["start_ns"] < end)] = len(steps)
+            times = {"start_ns": begin, "end_ns": end, "completion_ns": end, "measured_ns": end - begin}
+            steps.append({"name": f"step {number}", "rank": rank, "covered": number > 0, **times})
+    found.columns["step"] = column
+    found.metadata |= {"steps": steps, "vendor": "cpu"}
+    return found
+
+
 def starts(graph):
     """Return when each task starts, by name; of several with one name, the last."""
     timeline = simulate(graph)
@@ -104,7 +118,7 @@ def _flat(given):
 def _find_parents(rows):
     calls = {(each.get("rank", 0), each["correlation"]): number for number, each in enumerate(rows)
              if each["kind"] == "runtime"}  # fmt: skip
-    open_rows: dict[tuple[int, int], list[int]] = {}
+    open_rows = {}
     for number, each in enumerate(rows):
         each["parent"] = -1
         if each["kind"] in DEVICE_KINDS and each["correlation"] >= 0:

@@ -5,7 +5,7 @@ from small_graphs import kernels, names
 from small_traces import call, kernel, launched, note, trace
 from small_traces import op as operator
 
-from daydream import Graph, NoMatchError, NotApplicableError, build, simulate
+from daydream import Graph, NoMatchError, NotApplicableError, build
 
 
 def op(name, start, end, **columns):
@@ -67,17 +67,6 @@ def test_a_range_that_waits_for_the_autograd_thread_holds_its_work():
     ]
 
 
-def test_all_work_of_one_call_is_an_instance():
-    graph = build(normed(steps=2))
-    outer, inner = kernels(graph).group_by("instance"), kernels(graph).group_by("call")
-
-    assert [each.name.tolist() for each in outer] == [["n1", "n2"], ["m"]] * 2
-    assert [each.name.tolist() for each in inner] == [["n1", "n2"], ["m"]] * 2
-    assert [each.op[0] for each in outer] == [each.op[0] for each in inner]
-    assert outer.keys != inner.keys
-    assert outer.total("duration_ns").tolist() == [4_000, 4_000] * 2
-
-
 def test_within_sees_every_enclosing_call_and_range():
     graph = build(normed())
 
@@ -89,15 +78,6 @@ def test_within_sees_every_enclosing_call_and_range():
     groups = kernels(graph).group_by(within="layer_norm")
     assert [each.name.tolist() for each in groups] == [["n1", "n2"]]
     assert kernels(graph).group_by("phase", within="mul").sizes.tolist() == []
-
-
-def test_fusing_the_kernels_of_every_call_holds_in_every_step():
-    graph = build(normed(steps=3))
-    calls = kernels(graph).group_by(within="aten::layer_norm")
-    calls.where(calls.sizes > 1).fuse("fused", duration_ns=1_500)
-
-    assert kernels(graph).name.tolist() == ["fused", "m"] * 3
-    assert len(kernels(graph).launches()) == 6
 
 
 def test_the_operators_of_removed_work_are_those_that_did_nothing_else():
@@ -112,45 +92,12 @@ def test_the_operators_of_removed_work_are_those_that_did_nothing_else():
     assert set(kernels(graph).operators().op) == set(with_both.op) | {"aten::mul"}
 
 
-def test_removing_operators_removes_their_cpu_time_in_every_step():
-    graph = build(normed(steps=2))
-    norms = kernels(graph).where(within="layer_norm")
-    cpu = norms.operators()
-    norms.remove()
-    (cpu & graph.select()).remove()
-
-    # of each 60 us of the block 40 are gone; the tail of the note and the idle 40 stay
-    assert simulate(graph).column("name").tolist().count("cudaLaunchKernel") == 2
-    assert graph.select(kind="cpu").total("duration_ns") == 2 * 20_000
-    assert graph.lint() == []
-
-
-def test_of_cpu_tasks_the_operators_are_their_whole_calls():
-    graph = build(trace(op("aten::linear", 0, 30), op("aten::addmm", 5, 25), op("aten::relu", 30, 40)))
-
-    assert set(graph.select(op="linear").operators().op) == {"aten::linear", "aten::addmm"}
-    assert graph.select(op="addmm").operators().total("duration_ns") == 20_000
-    assert graph.select(op="relu").operators().total("duration_ns") == 10_000
-
-
 def test_without_operators_nobody_knows_whose_time_it_is():
     graph = build(trace(launched("k", 0, 10, 20)))
     with pytest.raises(NotApplicableError, match="records no operators"):
         kernels(graph).operators()
     with pytest.raises(NotApplicableError, match="records no operators"):
         Graph().select().operators()
-
-
-def test_repeated_calls_are_instances_of_their_own():
-    graph = build(normed())
-    block = graph.select(within="layer_norm")
-    block.repeat(2)
-
-    groups = kernels(graph).group_by(within="layer_norm")
-    assert groups.sizes.tolist() == [2, 2, 2]
-    assert groups.fuse("fused").duration_ns.tolist() == [4_000] * 3
-    originals = graph.select(name="fused").head(1)
-    assert originals.operators().total("duration_ns") == 35_000  # all of layer_norm but n2's launch
 
 
 def test_shapes_come_from_the_call_that_recorded_them():

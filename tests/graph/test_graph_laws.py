@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from daydream import Graph, simulate
-from daydream.simulate.engine import algorithm_1
 
 
 def times(graph):
@@ -19,12 +18,6 @@ def times(graph):
 
 def one_of(graph):
     return st.sampled_from(graph.ids.tolist())
-
-
-@given(graphs() | graphs(scheduled=True))
-def test_all_engines_agree(graph):
-    timeline = simulate(graph)
-    assert timeline.start_ns.tolist() == algorithm_1(timeline.plan)[0].tolist()
 
 
 @given(graphs())
@@ -75,14 +68,6 @@ def test_an_inserted_task_is_the_neighbour_of_what_it_was_inserted_behind_or_bef
         if where == "before" or lane not in graph.lane[launched]:
             expected = [*order[:at], new, *order[at:]]
             assert [other for other in graph.ids.tolist() if graph.lane[other] == lane] == expected
-
-
-@given(graphs())
-def test_scaling_by_one_changes_nothing(graph):
-    before = times(graph)
-    graph.select().scale(1, gaps=True)
-
-    assert times(graph) == before
 
 
 @given(graphs() | graphs(scheduled=True))
@@ -164,10 +149,3 @@ def test_to_networkx_and_back_keeps_every_time(graph):
     expected = dict(zip(timeline.task.tolist(), timeline.start_ns.tolist(), strict=True))
 
     assert back.start_ns.tolist() == [expected[task] for task in digraph]
-
-
-@given(graphs())
-def test_waits_of_some_entries_are_those_of_all(graph):
-    timeline = simulate(graph)
-    some = np.arange(len(timeline.task))[::2]
-    assert timeline.waits_of(some).tolist() == timeline.wait_ns[some].tolist()

@@ -74,17 +74,3 @@ def test_rows_that_do_not_lie_in_their_parents_lose_no_time(rows, data):
         end = (trace["start_ns"] + trace["duration_ns"])[mine].max()
         lane = next(n for n, lane in enumerate(graph.lanes) if lane.name == f"thread {thread}")
         assert span[graph.columns["lane"] == lane].sum() == end - trace["start_ns"][mine].min()
-
-
-def test_a_range_an_instant_and_what_lies_in_both():
-    #  thread 1   |outer 2|inner 3|instant|inner 3|outer 2|gap 5|next 4|
-    trace = trace_of([(0, 10, 1, 0), (2, 6, 1, 0), (5, 0, 1, 0), (15, 4, 1, 0)])
-    owner, thread, start, end = zip(*cut(trace), strict=True)
-    assert owner == (0, 1, 2, 1, 0, -1, 3)
-    assert start == (0, 2, 5, 5, 8, 10, 15)
-    assert end == (2, 5, 5, 8, 10, 15, 19)
-    assert thread == (0,) * 7
-    graph = build(trace)
-    assert graph.columns["gap_ns"].tolist() == [0, 0, 0, 0, 5, 0]
-    turn = np.diff(graph.columns["order"][2:4])
-    assert turn.tolist() == [8]  # of what starts together, the instant comes first

@@ -8,7 +8,7 @@ from small_graphs import put
 
 import daydream
 from daydream import Graph, NotApplicableError, simulate
-from daydream.model.blocks import matching_blocks, repeated_blocks
+from daydream.model.blocks import repeated_blocks
 
 RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
 
@@ -50,11 +50,6 @@ def test_modules_that_take_turns_are_blocks_together(operators, blocks):
     assert repeated_blocks(model(*sequential(*operators))) == ([blocks] if blocks else [])
 
 
-def test_a_stem_and_a_head_with_numbers_are_no_blocks():
-    inside = [f"{block}.{part}" for block in (1, 2, 3) for part in ("conv_1", "norm_1", "conv_2", "norm_2")]
-    assert repeated_blocks(model("0", *inside, "4", "5", calls="1 2 3")) == [["1", "2", "3"]]
-
-
 def test_blocks_differ_in_some_of_their_modules():
     # The first residual block of a stage has one module more; every other layer has experts.
     residual = [f"layer1.{block}.{part}" for block in (0, 1, 2) for part in ("conv1", "bn1", "conv2", "bn2")]
@@ -70,47 +65,6 @@ def test_blocks_differ_in_some_of_their_modules():
     layers = [f"layers.{number}.{part}" for number in range(4) for part in (dense, expert)[number % 2]]
     blocks = [f"layers.{number}" for number in range(4)]
     assert repeated_blocks(model(*layers, calls=" ".join(blocks))) == [blocks]
-
-
-def test_modules_of_one_parent_with_other_names_are_no_family():
-    outer = ["net.encoder_0", "net.head_0", "net.encoder_1"]
-    graph = model(*(f"{path}.fc" for path in outer), calls=" ".join(outer))
-    assert repeated_blocks(graph) == [["net.encoder_0", "net.encoder_1"]]
-
-
-def test_a_stack_of_blocks_and_a_head_of_layers_are_not_alike():
-    # An embedding, a stack of two blocks, and a head of linear, relu, linear.
-    graph = model("0", *(f"1.{block}.{part}" for block in (0, 1) for part in ("norm", "up", "down")),
-                  ("2.0", "aten::linear"), ("2.1", "aten::relu"), ("2.2", "aten::linear"),
-                  calls="1 1.0 1.1 2")  # fmt: skip
-    assert repeated_blocks(graph) == [["1.0", "1.1"]]
-
-
-def test_stages_of_more_or_fewer_blocks_are_no_blocks():
-    def stages(*depths):
-        paths = [f"features.{stage}.{block}" for stage, depth in enumerate(depths) for block in range(depth)]
-        parts = [f"{path}.{part}" for path in paths for part in ("conv", "norm")]
-        return model(*parts, calls=" ".join([*(f"features.{stage}" for stage in range(len(depths))), *paths]))
-
-    assert repeated_blocks(stages(1, 3, 2)) == [
-        ["features.1.0", "features.1.1", "features.1.2"], ["features.2.0", "features.2.1"],
-    ]  # fmt: skip
-    assert repeated_blocks(stages(2, 2)) == [["features.0", "features.1"]]
-
-
-def test_what_lies_inside_a_block_is_none_of_its_own():
-    graph = model(*(f"blocks.{block}.{part}" for block in (0, 1) for part in ("heads.0", "heads.1")),
-                  calls="blocks.0 blocks.1")  # fmt: skip
-    assert repeated_blocks(graph) == [["blocks.0", "blocks.1"]]
-
-
-def test_a_block_of_several_modules_is_named_by_all():
-    graph = model(*sequential("linear", "relu", "linear", "relu", "linear"))
-    assert matching_blocks(graph, "2 + 3") == ["2 + 3"]
-    assert matching_blocks(graph, "7 + 8") == []
-    groups = graph.select().group_by("step", block=["0 + 1", "2 + 3"])
-    assert groups.keys == [("0 + 1", 0), ("2 + 3", 0)]
-    assert groups.total("duration_ns").tolist() == [20, 20]
 
 
 def test_a_layer_more_is_a_turn_more():

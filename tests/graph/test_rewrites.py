@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread, with_sync
+from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread
 
 from daydream import GraphError, NoMatchError, NotApplicableError, simulate
 
@@ -25,15 +25,6 @@ def test_groups_come_in_the_order_of_their_first_tasks():
     assert {key: len(each) for key, each in groups.items()} == {"up": 2, "down": 1}
     assert groups.where(groups.sizes > 1).keys == ["up"]
     assert groups.where(lambda each: each.total("duration_ns") < 20).total("duration_ns").tolist() == [10]
-
-
-def test_several_columns_make_a_pair():
-    graph = launched("a 20, b 10, c 5, d 1")
-    kernels(graph).set(layer=["up", "down", "up", None], step=[0, 0, 1, 1])
-    groups = kernels(graph).group_by("step", "layer")
-
-    assert groups.keys == [(0, "up"), (0, "down"), (1, "up")]
-    assert groups.sizes.tolist() == [1, 1, 1]
 
 
 def test_grouping_nothing_is_no_group():
@@ -60,68 +51,7 @@ def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
         kernels(graph).runs(0, of="bytes")
 
 
-# -- fuse, share a launch ----------------------------------------------------------------------------
-
-
-def test_each_group_is_fused_into_its_first_task():
-    #  thread 1  |launch a 6|launch d 6|
-    #  stream 7     +4 |f 35          |1|f 7|
-    graph = launched("a 20, b 10, c 5, d 7")
-    kernels(graph).set(step=[0, 0, 0, 1])
-    fused = kernels(graph).group_by("step").fuse("f", op="aten::fused")
-
-    assert lane(graph, "thread 1") == "begin, launch a, launch d"
-    assert fused.duration_ns.tolist() == [35, 7]
-    assert fused.op.tolist() == ["aten::fused", "aten::fused"]
-    assert simulate(graph).makespan_ns == 4 + 35 + 1 + 7
-    kernels(graph).group_by("step").fuse("g", duration_ns=[1, 2])
-    assert kernels(graph).duration_ns.tolist() == [1, 2]
-
-
-def test_one_call_launches_the_work_of_a_group():
-    #  thread 1  |begin|launch a, renamed 6|
-    #  stream 7            +4 |a 3|1|b 3|1|c 3|     all are there from the first launch on
-    graph = launched("a 3, b 3, c 3")
-    calls = kernels(graph).group_by("kind").share_launch("cudaGraphLaunch")
-
-    assert lane(graph, "thread 1") == "begin, cudaGraphLaunch"
-    assert names(calls) == "cudaGraphLaunch"
-    assert starts(graph) == at("begin 0, cudaGraphLaunch 0, a 4, b 8, c 12")
-    assert graph.lint() == []
-
-
-def test_a_sync_between_the_launches_waits_for_the_whole_graph():
-    graph = launched("a 3, b 3")
-    sync = put(graph, "sync", "thread 1", 1, after=[graph.select(name="launch a")])
-    graph.syncs.add(task=sync.ids, lane=-1, point=sync.ids, latency_ns=0)
-    assert starts(graph)["sync"] == 4 + 3
-    kernels(graph).group_by("kind").share_launch()
-    assert starts(graph)["sync"] == 4 + 3 + 1 + 3
-
-
 # -- split -------------------------------------------------------------------------------------------
-
-
-def test_the_parts_of_a_task_add_up_and_keep_its_gap_behind_the_last():
-    graph = launched("a 20, b 10")
-    parts = named(graph, "a").split(3)
-
-    assert names(parts) == "a, a, a"
-    assert parts.duration_ns.tolist() == [7, 7, 6]
-    assert parts.gap_ns.tolist() == [0, 0, 1]
-    assert len(np.unique(parts.launch)) == 1
-    assert starts(graph)["b"] == 4 + 20 + 1
-
-
-def test_parts_can_bring_their_own_launches():
-    #  thread 1  |launch a 6|launch 6|launch b 6|
-    #  stream 7     +4 |a 10 |2|a 10     |1|b|
-    graph = launched("a 20, b 10")
-    graph.facts.startup_ns = 2
-    named(graph, "a").split(2, launched=True)
-
-    assert lane(graph, "thread 1") == "begin, launch a, launch, launch b"
-    assert starts(graph)["b"] == 4 + 10 + 2 + 10 + 1
 
 
 def test_what_follows_a_task_follows_its_last_part():
@@ -140,37 +70,6 @@ def test_parts_are_counted(parts):
 
 
 # -- move --------------------------------------------------------------------------------------------
-
-
-def test_a_moved_task_keeps_its_place_among_its_causes():
-    #  stream 7  |a 20|      |c 20|      copies  |b 10|: as before, but for the start-up costs
-    graph = launched("a 20, b 10, c 20")
-    named(graph, "b").move("copies")
-
-    assert lane(graph, "copies") == "b"
-    assert starts(graph) | {"begin": 0} == {
-        "begin": 0, "launch a": 0, "launch b": 6, "launch c": 12, "a": 4, "b": 24, "c": 34,
-    }  # fmt: skip
-
-
-def test_a_moved_task_can_be_free_of_what_ran_around_it():
-    graph = launched("a 20, b 10, c 20")
-    named(graph, "b").move("copies", follows=False)
-    assert (starts(graph)["b"], starts(graph)["c"]) == (10, 25)
-
-    graph = launched("a 20, b 100, c 20")
-    named(graph, "b").move("copies", held_for=False)
-    assert (starts(graph)["b"], starts(graph)["c"]) == (24, 25)
-
-
-def test_a_call_that_waited_for_the_lane_waits_for_what_moved():
-    graph = launched("a 20, b 100")
-    with_sync(graph, lane="stream 7")
-    before = starts(graph)["sync"]
-    named(graph, "b").move("copies")
-
-    assert before == 4 + 20 + 1 + 100
-    assert starts(graph)["sync"] == 4 + 20 + 100
 
 
 def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
@@ -200,21 +99,6 @@ def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
 # -- waits and edges ---------------------------------------------------------------------------------
 
 
-def test_a_call_that_stops_waiting_keeps_its_own_cost():
-    graph = launched("a 20")
-    with_sync(graph)
-    put(graph, "next", "thread 1", 1)
-    assert starts(graph)["next"] == 24 + 3
-    calls = graph.select(kind="cpu").waiting()
-    assert names(calls) == "sync"
-    calls.stop_waiting()
-
-    assert starts(graph)["next"] == 6 + 3
-    assert len(graph.select(kind="cpu").waiting()) == 0
-    with pytest.raises(NoMatchError, match="none of these calls waits"):
-        calls.stop_waiting()
-
-
 def test_links_can_be_dropped():
     graph = thread("a 5, b 5")
     put(graph, "x", "link", 9)
@@ -229,41 +113,6 @@ def test_links_can_be_dropped():
 
 
 # -- repeat ------------------------------------------------------------------------------------------
-
-
-def test_work_is_done_again_with_its_launches_and_waits():
-    #  thread 1  |begin|launch a 6|sync 3| (24) ... again |launch a 6|sync 3|end|
-    graph = launched("a 20")
-    with_sync(graph)
-    put(graph, "end", "thread 1", 1)
-    again = graph.select(name=("launch a", "^a$", "sync")).repeat(2)
-
-    assert lane(graph, "thread 1") == "begin" + 3 * ", launch a, sync" + ", end"
-    assert lane(graph, "stream 7") == "a, a, a"
-    assert graph.column("repeat", again.ids).tolist() == [1, 1, 1, 2, 2, 2]
-    # a starts 4 after its launch, the sync ends 3 after it: 27 for each
-    assert starts(graph)["end"] == 3 * (4 + 20 + 3)
-    assert graph.lint() == []
-
-
-def test_every_group_is_repeated_behind_itself():
-    graph = launched("a 20, b 20")
-    kernels(graph).group_by("name").repeat()
-
-    assert lane(graph, "thread 1") == "begin, launch a, launch a, launch b, launch b"
-    assert lane(graph, "stream 7") == "a, a, b, b"
-
-
-def test_work_is_done_again_before_other_work_on_its_thread():
-    #  thread 1  |begin|launch a|          thread 2  |launch a|launch b|
-    graph = launched("a 20, b 20")
-    graph.select(name="launch b").move("thread 2")
-    named(graph, "a").repeat(before=named(graph, "b"))
-
-    assert lane(graph, "thread 1") == "begin, launch a"
-    assert lane(graph, "thread 2") == "launch a, launch b"
-    assert lane(graph, "stream 7") == "a, a, b"
-    assert starts(graph)["b"] == 4 + 20 + 1 + 20 + 1
 
 
 def test_parts_that_one_call_launches_get_a_call_in_each_group_that_goes_elsewhere():

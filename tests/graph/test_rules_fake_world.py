@@ -1,7 +1,5 @@
 """Collectives of a fake world on a cluster of round figures. Times in microseconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,9 +7,13 @@ from small_traces import note, op, trace
 
 import daydream
 from daydream import build
-from daydream.errors import GraphError, NotApplicableError
+from daydream.cli import main
+from daydream.collect.launcher.runner import joined_ranks
+from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.lower import problems
+from daydream.report.views.step import headline
 from daydream.simulate.steady_state import settle
+from daydream.world.stages import joined_stages, stages_of
 
 MB = 1_000_000
 #  thread  |forward 100|all-reduce: call 7|backward 50|all-gather: call 5|wait 3|wait 3 for the first|step 40|
@@ -50,26 +52,18 @@ def job(cluster=None, *, steps=4, operation="all_reduce", nbytes=2 * MB, group="
             make = note if what.startswith("fake") else op
             rows.append(make(what, at, at + took, **columns))
             at += took
-    found = trace(rows)
-    length = at // steps
-    found.metadata |= {
-        "vendor": "cpu", "world_size": 4, "fake_world": {"world_size": 4, "rank": 0, "cluster": cluster},
-        "groups": [
-            {"name": "1", "ranks": [0, 1], "description": "mesh_tp"},
-            {"name": "2", "ranks": [0], "description": "mesh_dp"},
-            {"name": "0", "ranks": [0, 1, 2, 3], "description": "default_pg"},
-        ],
-        "steps": [
-            {
-                "name": f"step {number}", "rank": 0, "start_ns": 1000 * number * length,
-                "end_ns": 1000 * (number + 1) * length, "completion_ns": 1000 * (number + 1) * length,
-                "measured_ns": 1000 * length, "covered": number > 0,
-            }
-            for number in range(steps)
-        ],
-    }  # fmt: skip
-    found.columns["step"] = found["start_ns"] // (1000 * length)
-    return found
+    groups = {"1": [0, 1], "2": [0], "0": [0, 1, 2, 3]}
+    names = {"1": "mesh_tp", "2": "mesh_dp", "0": "default_pg"}
+    groups = [{"name": each, "ranks": ranks, "description": names[each]} for each, ranks in groups.items()]
+    return world(rows, at // steps, steps, groups, world_size=4, rank=0, cluster=cluster)
+
+
+def world(rows, length, steps, groups, **of):
+    """Return the trace of a rank whose steps are of equal length, us."""
+    return trace(
+        rows, steps=tuple(range(0, length * steps + 1, length)), vendor="cpu", world_size=of["world_size"],
+        fake_world=of, groups=groups, step_source="",
+    )  # fmt: skip
 
 
 def step_us(found):
@@ -143,6 +137,8 @@ def test_overlap_hides_what_the_program_waits_for(cluster):
     found = daydream.whatif(daydream.replay(job(cluster, nbytes=100_000)), "overlap")
 
     assert found.predicted_ns == pytest.approx(1000 * WORK, abs=10)
+    assert "launch-bound CPU" not in found.breakdowns()[1]["by_cause"]  # there is no device to launch to
+    assert str(headline(found)).count("rank 0 of 4 in a fake world") == 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor-parallel", "pipeline", "scaling"])
@@ -150,3 +146,61 @@ def test_nothing_is_shared_out_a_second_time(cluster, name):
     replay = daydream.replay(job(cluster))
     with pytest.raises(NotApplicableError, match=r"rank 0 of 4 in a fake world.*collect --world N"):
         daydream.scaling(replay) if name == "scaling" else daydream.whatif(replay, name)
+
+
+@pytest.mark.parametrize("asked", ["scaling", "whatif ddp", "sweep ddp --set workers=2,4"])
+def test_it_is_refused_whatever_machines_are_named(cluster, tmp_path, capsys, asked):
+    job().save(path := tmp_path / "job.parquet")
+    with pytest.raises(SystemExit, match="1"):
+        main([*asked.split(), "--cluster", cluster, str(path)])
+    assert "rank 0 of 4 in a fake world, which share the work already" in capsys.readouterr().err
+
+
+# -- stages of a pipeline, each recorded alone ------------------------------------------------------
+
+
+def stage(cluster, rank, work, *, messages=4):
+    """Return a trace of one of two stages: in each step rank 0 works and sends, rank 1 receives and works."""
+    what = "recv" if rank else "send"
+    columns = {"collective": what, "bytes": 30_000, "group": "0", "peer": 1 - rank}
+    rows, at = [], 0
+    for number in range(4):
+        moved = [(note, f"fake:{what}", 7, {"correlation": number, **columns})] * (number < messages)
+        waits = [(note, "fake:wait", 3, {"correlation": number})] if rank else []
+        does = [(op, "work", work, {})]
+        for make, name, took, given in [*moved, *waits, *does] if rank else [*does, *moved]:
+            rows.append(make(name, at, at + took, **given))
+            at += took
+    groups = [{"name": "0", "ranks": [0, 1], "description": "pp"}]
+    return world(rows, at // 4, 4, groups, world_size=2, rank=rank, cluster=cluster)
+
+
+MOVED = 30 + 8.4  # us of a message of 30 kB at 1 GB/s, and the fixed cost
+
+
+def test_a_stage_goes_on_when_what_the_one_before_it_sends_is_there(cluster):
+    first, second = stage(cluster, 0, 100), stage(cluster, 1, 60)
+    assert step_us(second) == pytest.approx(MOVED + 60)
+    assert stages_of(first) == [1]
+
+    replay = daydream.replay(joined_stages([first, second], joined_ranks))
+    assert replay.error == 0  # the recorded steps are those of each rank alone
+    assert replay.basis_ns == 100_000  # rank 1 waits for rank 0
+
+    def job_us(factor):
+        return daydream.whatif(replay, "scale", name="work", factor=factor).predicted_ns / 1000
+
+    assert job_us(2) == 200
+    assert job_us(0.5) == pytest.approx(MOVED + 30)  # rank 0 works 50 us beside
+
+
+def test_stages_of_other_numbers_of_steps_are_refused(cluster):
+    with pytest.raises(GraphError, match="rank 0 sends 3 messages to rank 1, which receives 4"):
+        daydream.replay(
+            joined_stages([stage(cluster, 0, 100, messages=3), stage(cluster, 1, 60)], joined_ranks)
+        )
+
+
+def test_a_rank_without_messages_has_no_stages(cluster):
+    with pytest.raises(DaydreamError, match=r"rank 0 exchanges no messages.*\n.*--all-stages"):
+        stages_of(job(cluster))

@@ -1,11 +1,9 @@
 """Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from small_graphs import named
-from small_traces import kernel, note, op, trace
+from small_traces import note, op, trace, with_steps
 
 import daydream
 from daydream import build, simulate
@@ -25,9 +23,9 @@ def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_redu
     """
     #  rank r  |forward work[r]|call 5|backward 20|...wait...|2|copy 30|step 10|
     #  pool               3 |gloo:all_reduce: waiting, 30    |
-    rows: list[dict] = []
+    rows = []
     now = [0] * len(ranks)
-    borders: list[list[int]] = [[0] for _ in ranks]
+    borders = [[0] for _ in ranks]
     for n in range(steps):
         taken = [at + work[rank] + QUEUED for rank, at in enumerate(now)]
         done = max(taken) + TRANSFER
@@ -49,20 +47,7 @@ def job(steps=4, *, work=(100, 150), late=(0, 0), inside=False, called="all_redu
                 rows.append(op("aten::copy_", taken[place], taken[place] + 1, rank=rank, tid=8 + n % 2))
             now[place] = on + 40
             borders[place].append(on + 40)
-    found = trace(rows)
-    found.metadata |= {"steps": [], "vendor": "cpu"}
-    column = np.full(len(found), -1)
-    for place, rank in enumerate(ranks):
-        for n, (begin, end) in enumerate(pairwise(borders[place])):
-            at = found["start_ns"]
-            mine = (found["rank"] == rank) & (at >= 1000 * begin) & (at < 1000 * end) & (found["tid"] == 1)
-            column[mine] = len(found.metadata["steps"])
-            found.metadata["steps"].append({
-                "name": f"step {n}", "rank": rank, "start_ns": 1000 * begin, "end_ns": 1000 * end,
-                "completion_ns": 1000 * end, "measured_ns": 1000 * (end - begin), "covered": n > 0,
-            })  # fmt: skip
-    found.columns["step"] = column
-    return found
+    return with_steps(trace(rows), dict(zip(ranks, borders, strict=True)))
 
 
 def step_of(recorded):
@@ -117,17 +102,6 @@ def test_a_faster_network_shortens_the_transfer_and_no_waiting():
     assert slower.predicted_ns == 1000 * (153 + 300 + 2 + 40)
 
 
-def test_without_stragglers_each_rank_takes_its_own_time():
-    graph = build(job())
-    comparison = daydream.whatif(graph, "no-stragglers")
-    times = {
-        (graph.steps[step]["rank"], ns)
-        for (copy, step), ns in comparison.after.times.items()
-        if copy == comparison.after.copy
-    }
-    assert times == {(0, 1000 * (103 + 30 + 2 + 40)), (1, 1000 * (153 + 30 + 2 + 40))}
-
-
 def test_a_pool_thread_that_notes_its_end_late_is_done_when_its_waiter_goes_on():
     graph = build(job(late=(40, 0)))
 
@@ -162,32 +136,6 @@ def test_one_rank_keeps_its_waiting_as_recorded():
     assert settle(graph).step_ns == step_of(job(ranks=(0,), work=(100,)))
 
 
-def test_members_at_other_times_are_not_one_collective():
-    recorded = job()
-    later = recorded["rank"] == 1
-    recorded.columns["start_ns"] = recorded["start_ns"] + later * 10**9  # as on a clock of its own
-    for step in recorded.metadata["steps"]:
-        if step["rank"] == 1:
-            step["start_ns"], step["end_ns"] = step["start_ns"] + 10**9, step["end_ns"] + 10**9
-    graph = build(recorded)
-
-    assert len(match_collectives(recorded)) == 0
-    assert len(named(graph, "arrival")) == 0
-    assert any("simulated by itself" in remark for remark in graph.facts.notes)
-
-
-def test_a_rank_that_recorded_one_more_met_with_none_in_it():
-    recorded = job(5)
-    first = np.flatnonzero((recorded["rank"] == 1) & (recorded["start_ns"] < 150_000 + 5_000))
-    names = recorded.values("name", first)
-    gone = [row for row, name in zip(first.tolist(), names, strict=True) if "reduce" in name]
-    kinds = recorded.columns["kind"].copy()
-    kinds[gone] = recorded.code("kind", "sync")
-    recorded.columns["kind"] = kinds
-    assert [len(rows) for rows in match_collectives(recorded).rows] == [2] * 4
-    assert match_collectives(recorded).alone == {0: 1}
-
-
 def test_where_a_wait_cannot_be_told_it_is_said():
     recorded = job()
     names = recorded.columns["name"].copy()
@@ -197,11 +145,6 @@ def test_where_a_wait_cannot_be_told_it_is_said():
     recorded.columns["name"] = names  # no step is like another
 
     assert any("could not be found" in remark for remark in build(recorded).facts.notes)
-
-
-def test_device_work_has_collectives_of_its_own():
-    rows = [note("gloo:all_reduce", 0, 10, rank=0, collective="all_reduce"), kernel("k", 1, 2)]
-    assert len(host_collectives(trace(rows))) == 0
 
 
 def broadcast(*, root_done):

@@ -1,9 +1,8 @@
 """Collectives of several ranks: one transfer, begun by the last to arrive. Times in microseconds."""
 
 import pytest
-from daydream.optimizations._communication import waiting_words
 from small_graphs import named
-from small_traces import PID, call, kernel, launched, op, row, starts, total, trace
+from small_traces import PID, call, launched, row, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
@@ -23,18 +22,6 @@ def two_ranks(**metadata):
         launched("a", 0, 10, 20, rank=0), member(0, 21, 91),
         launched("a", 0, 10, 70, rank=1), member(1, 71, 91), **metadata,
     )  # fmt: skip
-
-
-def test_what_ranks_lost_by_waiting_for_each_other_is_told_of_all_of_them():
-    #  rank 0 arrives at 21, the last at 71; its thread stands in a synchronize from 30 to 92
-    rows = [
-        launched("a", 0, 10, 20, rank=0),
-        member(0, 21, 91),
-        call("cudaDeviceSynchronize", 30, 92, rank=0),
-    ]
-    graph = build(trace(rows, launched("a", 0, 10, 70, rank=1), member(1, 71, 91)))
-    hubs = named(graph, "last arrival")
-    assert "rank 0 0.05 ms, rank 1 0.00 ms" in waiting_words(graph, hubs)
 
 
 def test_blocked_time_is_of_threads_and_not_of_what_ranks_do_together():
@@ -68,14 +55,6 @@ def test_a_stream_waits_for_no_collective_of_another_rank():
     graph = build(trace(*rows))
     assert not len(graph.waits)
     assert graph.facts.event_waits["unresolved"] == 1
-
-
-def test_a_call_waits_for_no_event_of_another_rank():
-    #  rank 1 stands in a synchronize that returns just behind work of rank 0: the ranks' clocks say nothing
-    work = launched("a", 0, 10, 70, rank=0)
-    graph = build(trace(work, call("cudaEventSynchronize", 20, 72, rank=1)))
-    assert not len(graph.syncs)
-    assert graph.facts.unresolved_syncs == 1
 
 
 def test_ranks_whose_matches_contradict_each_other_are_left_apart_and_it_is_said(monkeypatch):
@@ -113,12 +92,6 @@ def test_the_last_arrival_moves_the_transfer_until_another_is_last(factor, end):
     assert total(graph) == end
 
 
-def test_a_faster_transfer_shortens_no_waiting():
-    graph = build(two_ranks())
-    graph.select(kind="collective").scale(0.5)
-    assert total(graph) == 71 + 10
-
-
 def test_missing_ranks_make_the_transfer_an_upper_bound_and_it_is_said():
     graph = build(two_ranks(world_size=8))
     assert transfers(graph) == {0: 20, 1: 20}
@@ -145,49 +118,3 @@ def test_ends_that_do_not_agree_give_the_least_duration():
     first, second = ([of[int(task)] for task in tasks.ids[tasks.rank == rank]] for rank in (0, 1))
     assert first == second
     assert any("2 collectives end up to 150 us apart" in note for note in graph.facts.notes)
-
-
-def test_what_one_rank_ran_alone_stays_as_recorded_and_is_said():
-    #  rank 0 runs one more before; it is matched with none
-    extra = member(0, 2, 9, at=0)
-    rows = [extra, *two_ranks_rows()]
-    graph = build(trace(rows))
-    assert sorted((graph.select(kind="collective", name="ncclAllReduce").duration_ns / 1000).tolist()) == [
-        7,
-        20,
-        20,
-    ]
-    assert any("match none of another rank" in note and "1 of rank 0" in note for note in graph.facts.notes)
-
-
-def two_ranks_rows():
-    return [
-        launched("a", 10, 20, 30, rank=0), member(0, 31, 101, at=16),
-        launched("a", 10, 20, 80, rank=1), member(1, 81, 101, at=16),
-    ]  # fmt: skip
-
-
-def test_groups_meet_by_themselves():
-    #  ranks 0 and 1 meet in "pair", rank 2 reduces with nobody in the trace
-    rows = [
-        member(0, 21, 91, group="pair"),
-        member(1, 71, 91, group="pair"),
-        member(2, 5, 400, group="other", at=0),
-    ]
-    graph = build(trace(rows))
-    assert transfers(graph) == {0: 20, 1: 20, 2: 395}
-
-
-def test_work_behind_a_collective_follows_its_end():
-    rows = [
-        member(0, 21, 91), launched("b", 12, 92, 99, rank=0), launched("a", 0, 10, 70, rank=1),
-        member(1, 71, 91),
-    ]  # fmt: skip
-    graph = build(trace(rows))
-    named(graph, "a").scale(0.5)
-    assert starts(graph)["b"] == 41 + 20 + 1
-
-
-def test_a_rank_without_collectives_is_no_member():
-    graph = build(trace(member(0, 21, 91), op("alone", 0, 5, rank=1), kernel("k", 1, 2, rank=1)))
-    assert transfers(graph) == {0: 70}

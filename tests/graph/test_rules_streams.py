@@ -2,7 +2,7 @@
 
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
-from small_graphs import kernels, named, names
+from small_graphs import kernels, named
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import build
@@ -62,13 +62,6 @@ def test_waits_of_known_streams_for_unknown_events_follow_the_open_work():
 
     named(graph, "c").scale(0.1)  # 11.8: b is now the later of the two
     assert starts(graph)["d"] == 62 + 30 + 2
-
-
-def test_where_collectives_run_a_known_stream_does_not_tell_what_is_waited_for():
-    reduce = launched("reduce", 1_000, 1_010, 1_020, stream=40, kind="collective")
-    told = build(trace(side_rows(named=True), reduce))
-    plain = build(trace(side_rows(named=False), reduce))
-    assert told.facts.event_waits == plain.facts.event_waits
 
 
 def test_a_wait_that_the_times_contradict_is_not_drawn():
@@ -150,14 +143,6 @@ def test_a_librarys_own_wait_orders_nothing():
 # -- CUDA graphs -------------------------------------------------------------------------------------
 
 
-def test_the_nodes_of_a_graph_launch_share_its_call():
-    graph = build(graph_trace(("a", 10, 20, 7), ("b", 21, 31, 7)))
-
-    assert names(kernels(graph).launches()) == "cudaGraphLaunch"
-    named(graph, "a").remove()
-    assert len(graph.select(kind="cpu")) == 1
-
-
 def test_a_hole_between_nodes_is_untraced_work_and_not_idle_time():
     #  stream 7  |a 10|hole 30|b 10|
     graph = build(graph_trace(("a", 10, 20, 7), ("b", 50, 60, 7)))
@@ -237,15 +222,6 @@ def test_without_launches_a_pause_of_the_whole_device_stays():
     assert graph.facts.unexplained_ns == 200_000  # before b, and before c; the time before a is of no step
     graph.select(name="^[ab]$").scale(0)
     assert starts(graph)["c"] == 100 + 100
-
-
-def test_without_launches_work_is_held_only_until_its_device_has_finished_something():
-    #  stream 7  |a 0 to 100|   stream 8  |b 50 to 90|   stream 9  |c 95 to 99|
-    rows = [kernel("a", 0, 100), kernel("b", 50, 90, stream=8), kernel("c", 95, 99, stream=9)]
-    graph = build(trace(rows))
-    assert kernels(graph).release_ns.tolist() == [0, 50_000, 0]
-    named(graph, "b").scale(0.5)
-    assert starts(graph)["c"] == 75
 
 
 # -- collectives of several ranks --------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 from shared import shared_trace
 from small_graphs import named
-from small_traces import PID, Row, call, kernel, launched, note, op, row, starts, trace
+from small_traces import PID, call, kernel, launched, note, op, row, starts, trace
 
 import daydream
 from daydream import build
@@ -37,21 +37,6 @@ def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
     assert starts(graph)["main"] == 10_000 - 1_700
     assert starts(graph)["decode"] == 8_300 + 80
     assert starts(graph)["copy"] == 8_380 + 200 + 20
-
-
-def test_a_change_of_one_thread_reaches_those_behind_it_and_no_other():
-    graph = build(loader_trace())
-    named(graph, "decode").scale(0.5)
-
-    assert starts(graph)["main"] == 10_000
-    assert starts(graph)["copy"] == 10_000 + 400 + 80 + 100 + 20
-
-
-def test_without_the_rule_idle_time_is_kept():
-    graph = build(loader_trace(), without=["wakes"])
-    named(graph, "main").scale(0)
-
-    assert starts(graph)["decode"] == 10_000 + 400 + 80
 
 
 def test_a_pause_that_may_be_a_wait_is_released_behind_what_ended_in_it():
@@ -99,13 +84,6 @@ def test_such_pauses_are_doubtful():
     assert not doubtful_ns(build(loader_trace()))
 
 
-def test_a_point_that_is_everywhere_explains_nothing():
-    ticks = [op("tick", 40 * n, 40 * n + 20) for n in range(300)]
-    work = [op("work", PERIOD * n + 70 * n, PERIOD * n + 70 * n + 500, tid=2) for n in range(6)]
-
-    assert not len(build(trace(ticks, work)).links["src"])
-
-
 # -- the driver's lock ---------------------------------------------------------------------------------
 
 
@@ -114,7 +92,7 @@ def lock_trace(*more, times=2):
     #  stream 7     |k: 10 to 1,000                                                   |2|
     #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
     #  stream 16                                                                                  |copy 99|
-    rows: list[Row] = []
+    rows = []
     for n in range(times):
         at, ids = PERIOD * n, 10 * n
         rows += [
@@ -337,12 +315,6 @@ def test_a_wait_for_threads_that_nobody_is_known_to_have_ended_has_both_readings
     assert doubtful_ns(graph) == pytest.approx([870_000], rel=1e-3)
     assert starts(graph)["next"] == 1_000
     assert starts(graph.released())["next"] == pytest.approx(1_000 - 870, rel=1e-2)
-
-
-def test_one_call_that_was_off_the_cpu_until_the_lock_came_free_is_enough():
-    graph = build(lock_trace(off(110, 1_055), times=1), without=["lock"])
-
-    assert graph.links["cause"].tolist() == [Cause.LOCK]
 
 
 def test_where_it_is_recorded_who_ran_regularity_explains_no_time_on_a_cpu():

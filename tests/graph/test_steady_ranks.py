@@ -58,14 +58,6 @@ def test_a_device_that_catches_up_on_one_rank_is_repeated_until_it_has():
     assert settled.step_ns == last_step(job(60, first=2_000)) == 130_000
 
 
-def test_the_ranks_change_places():
-    graph = build(job(4, cpu=(100, 300)))
-    graph.select(name="work").where(of_rank(1)).scale(0.1)
-
-    settled = settle(graph)
-    assert settled.step_ns == last_step(job(60, cpu=(100, 30))) == 110_000
-
-
 @pytest.mark.parametrize("skip", [(0, 1), (1, 0), (0, 2)])
 def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
     graph = build(job(6, skip=skip))
@@ -80,17 +72,6 @@ def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
         ]
         assert names == [f"step {n}" for n in range(max(skip) + 1, 6)]
     assert settle(graph).step_ns == 130_000
-
-
-def test_ranks_that_meet_nobody_settle_for_themselves():
-    graph = build(job(4, cpu=(100, 300), group=("a", "b")))
-    assert coupled(graph) == {0: {0}, 1: {1}}
-
-    # Untied from each other the recorded waits stay: rank 0's all-reduce takes as long as it stood there.
-    settled = settle(graph)
-    assert settled.settled
-    by_rank = {graph.steps[step]["rank"]: ns for (copy, step), ns in settled.times.items() if copy}
-    assert by_rank[1] == 310_000
 
 
 def test_ranks_that_no_longer_wait_for_each_other_settle_for_themselves():
@@ -114,16 +95,6 @@ def test_a_rank_without_a_covered_step_keeps_all_as_recorded():
     assert repeatable(graph) is None
     assert settle(graph).passes == 1
     assert any("as recorded, not repeated" in note for note in daydream.replay(graph).notes)
-
-
-def test_a_collective_that_lies_in_different_steps_of_its_members_is_not_repeated():
-    recorded = job(5)
-    third, fourth = [step for step in recorded.metadata["steps"] if step["rank"] == 1][3:]
-    third["end_ns"] = fourth["start_ns"] = third["start_ns"] + 1  # its work is in the step behind it
-    last = [step for step in recorded.metadata["steps"] if step["rank"] == 1][-1]
-    last["covered"] = False
-
-    assert repeatable(build(recorded)) is None
 
 
 @pytest.mark.parametrize("program", [multi_stream, lambda: queue_full(depth=64)])
@@ -167,13 +138,6 @@ def test_meetings_of_other_streams_do_not_wait_for_each_other():
     assert {at for (name, _), at in end.items() if name == "x"} == {321}
 
 
-def test_meetings_on_one_stream_share_a_lane():
-    graph = build(job(4))
-    assert [lane.name for lane in graph.lanes if "collectives of the ranks" in lane.name] == [
-        "collectives of the ranks"
-    ]
-
-
 # -- from one copy into the next -------------------------------------------------------------------
 
 
@@ -197,39 +161,3 @@ def test_a_link_into_the_next_step_leads_into_the_next_copy():
     timeline = simulate(graph, copies=3, window=window)
     starts = timeline.start_ns[timeline.column("name") == "train"]
     assert starts.tolist() == [70 * n for n in range(2 + 3 * 2)]
-
-
-def test_a_link_from_further_back_is_the_same_distance_back_in_every_copy():
-    #  two batches ahead: |load 100| is taken by the step after the next; the window is one step
-    graph = Graph()
-    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
-    for n in range(4):
-        for name, lane, duration in (("train", train, 10), ("load", load, 100)):
-            graph.add(
-                1, lane=lane, kind=0, name=graph.code("name", name), duration_ns=duration,
-                order=100 * n * ORDER_STEP,
-            )  # fmt: skip
-    trains = np.flatnonzero(graph.columns["lane"] == train)
-    loads = np.flatnonzero(graph.columns["lane"] == load)
-    graph.link(loads[:-2], trains[2:], cause=Cause.HANDOFF)
-
-    timeline = simulate(graph, copies=4, window=(300 * ORDER_STEP, 400 * ORDER_STEP))
-    starts = timeline.start_ns[timeline.column("name") == "train"]
-    assert starts.tolist() == [0, 10, 100, 200, 300, 400, 500]
-
-
-def test_what_leads_in_but_is_not_done_again_is_not_waited_for_again():
-    graph = Graph()
-    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
-    first = graph.add(1, lane=load, kind=0, name=graph.code("name", "open"), duration_ns=500, order=0)
-    trains = [
-        int(graph.add(1, lane=train, kind=0, name=graph.code("name", "train"), duration_ns=50,
-                      order=100 * n * ORDER_STEP)[0])
-        for n in range(3)
-    ]  # fmt: skip
-    graph.link(first, trains[1:2], cause=Cause.HANDOFF)
-
-    timeline = simulate(graph, copies=3, window=(100 * ORDER_STEP, 300 * ORDER_STEP))
-    assert timeline.start_ns[timeline.column("name") == "train"].tolist() == [
-        0, 500, 550, 600, 650, 700, 750,
-    ]  # fmt: skip

@@ -10,10 +10,8 @@ from small_graphs import at, kernels, put, starts
 from daydream import load, replay
 from daydream.graph import lower as lowering
 from daydream.graph.graph import Graph
-from daydream.graph.tables import COLUMNS, DEFAULTS
-from daydream.predict.prediction import predict
+from daydream.graph.tables import COLUMNS
 from daydream.simulate.steady_state import settle
-from daydream.transforms.compose import Edit
 
 GPT = "examples/synthetic_gpt_gpu.json.gz"
 
@@ -51,55 +49,6 @@ def test_a_copy_holds_only_what_was_changed():
     assert graph.columns["duration_ns"].tolist() == [0, 1, 2, 3]
 
 
-def test_the_graph_that_was_copied_is_as_free_as_its_copy():
-    graph = graph_of(3)
-    copy = graph.copy()
-    graph.select().set(step=7)
-    graph.add(1, order=80)
-    copy.add(1, order=90)
-    assert copy.columns["step"].tolist() == [-1] * 4
-    assert graph.columns["order"].tolist() == [0, 10, 20, 80]
-    assert copy.columns["order"].tolist() == [0, 10, 20, 90]
-
-
-def test_a_draft_can_be_written_to_in_place_and_nothing_else():
-    graph = graph_of(2)
-    graph.columns["order"][0] = 5
-    assert graph.ids.tolist() == [0, 1]
-    graph.columns["order"][0] = 50
-    assert graph.ids.tolist() == [1, 0]  # nothing is kept of a draft
-    graph.freeze()
-    assert not graph.ids.flags.writeable
-    put(graph, "later", "thread 1", 1, after=[0])
-    for table in (graph.columns, graph.links):
-        for name in table:
-            assert not table[name].flags.writeable
-    with pytest.raises(ValueError, match="read-only"):
-        graph.columns["duration_ns"][0] = 5
-    with pytest.raises(ValueError, match="read-only"):
-        graph.copy().alive[0] = False
-
-
-def test_appended_tasks_have_the_defaults_of_each_column():
-    graph = graph_of(2)
-    graph.add(2, duration_ns=[5, 6])
-    graph.add(1)
-    for name, dtype in COLUMNS.items():
-        column = graph.columns[name]
-        assert column.dtype == dtype
-        assert column.shape == (5,)
-        if name != "duration_ns":
-            assert column[2:].tolist() == [DEFAULTS.get(name, 0)] * 3
-    assert graph.columns["duration_ns"].tolist() == [0, 1, 5, 6, 0]
-
-
-def test_what_was_given_may_be_written_to_afterwards():
-    graph, given = Graph(), np.array([1, 2])
-    graph.add(2, order=given)
-    given[:] = 9
-    assert graph.columns["order"].tolist() == [1, 2]
-
-
 def test_versions_tell_what_was_written():
     graph = graph_of(3)
     copy = graph.copy()
@@ -135,21 +84,6 @@ def test_a_graph_of_another_process_goes_on_with_numbers_of_its_own():
             again.select().scale(2)
             seen.add(again.version)
         assert len(seen) == 6
-
-
-def test_a_change_of_times_and_types_lowers_nothing(lowered):
-    before = replay(load(GPT))
-
-    def change(graph):
-        kernels(graph).scale(0.5).set(dtype="float16")
-        return {}
-
-    del lowered[:]
-    after = predict(before, Edit("narrow", change)).after
-    assert not lowered
-    anew = before.graph.copy()
-    change(anew)
-    assert settle(anew).times == after.times
 
 
 @pytest.mark.parametrize("factor", [0.5, 1, 40])

@@ -1,9 +1,14 @@
 """Joining a map to a trace: which row has which identifier, and what is said of the rest."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import daydream
 from daydream import DebugHandleMap, Handle, HandleError, Trace
+from daydream.cli import main
 from daydream.collect.importers import join_ranks
 
 MAP = DebugHandleMap(
@@ -41,12 +46,6 @@ def test_calls_of_one_name_have_their_identifiers_in_turn():
     assert trace.metadata["notes"][:1] == [
         "4 of 5 rows, 80.0% of their time, have debug handles (joined by name; 2 of 2 identifiers were met)."
     ]
-
-
-def test_calls_that_are_no_whole_rounds_stay_without():
-    trace = kernels(["fused_a", "fused_a", "fused_a", "other"])
-    with pytest.raises(HandleError, match="no row joins"):
-        trace.attach_handles(MAP)
 
 
 def test_by_order_every_row_has_its_place():
@@ -118,5 +117,38 @@ def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():
     assert joined.values("layer") == ["blocks.1", "head", "head", "tail"]
 
 
-def test_ranks_without_maps_have_none():
-    assert ranks(None, None).handles is None
+EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+@pytest.fixture
+def imported(tmp_path, capsys):
+    def run(text):
+        path, output = tmp_path / "map.json", tmp_path / "t.parquet"
+        path.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            main(["import", str(EXAMPLE), "--handles", str(path), "-o", str(output), "--json"])
+        return int(ended.value.code or 0), *capsys.readouterr(), output
+
+    return run
+
+
+def test_a_map_by_name_is_joined_and_kept(imported):
+    trace = daydream.load(EXAMPLE)
+    kernels = trace.is_kind("kernel")
+    name = trace.text("name")[int(trace["name"][kernels][0])]
+    handles = daydream.DebugHandleMap({name: [daydream.Handle("aten::add", "mine")]})
+    code, out, err, output = imported(handles.to_json())
+    assert code == 0, err
+    read = daydream.load(output)
+    assert read.handles == handles
+    rows = trace.is_kind("kernel") & (trace["name"] == trace.code("name", name))
+    assert (read["handle"] >= 0).tolist() == rows.tolist()
+    assert any("have debug handles" in note for note in json.loads(out)["notes"])
+
+
+@pytest.mark.parametrize("text", ["{}", '{"format": "daydream.handles", "version": 1, "entries": []}'])
+def test_a_file_that_joins_nothing_is_one_line(imported, text):
+    code, _, err, output = imported(text)
+    assert code == 1
+    assert "map.json" in err
+    assert not output.exists()

@@ -1,7 +1,5 @@
 """A capture beside its replay, and files of handles: made ones, Inductor's own, and public pairs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -18,7 +16,7 @@ from daydream.errors import HandleError
 
 def capture_of(operators, names, path):
     """Write the recording of a capture: a launch in each operator, and none of their kernels."""
-    events: list[dict[str, object]] = [
+    events = [
         {
             "ph": "X",
             "cat": "cuda_runtime",

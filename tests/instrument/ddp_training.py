@@ -9,30 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from small_training import X, Y, model, on, with_activation
+from small_training import X, Y, kept, model, on, straight_through, with_weights
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from daydream.instrument import apply
-
-
-def kept(weight):
-    return torch.where(weight.abs() > 0.15, weight, 0.0)
-
-
-class StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight):
-        return kept(weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-class Masked(nn.Linear):
-    def forward(self, x):
-        return F.linear(x, StraightThrough.apply(self.weight), self.bias)
 
 
 def train(net, rank):
@@ -54,10 +35,9 @@ def main():
     rank, port, file = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    by_hand = with_activation(nn.ReLU)
-    for each in by_hand.modules():
-        if type(each) is nn.Linear:
-            each.__class__ = Masked
+    by_hand = with_weights(straight_through(kept))
+    for block in by_hand[:2]:
+        block.act = nn.ReLU()
     plain = train(model(), rank)
     wanted = train(by_hand, rank)
     mask = on("linear", lambda op: op.insert_before_op(kept, inputs=[1]))

@@ -35,6 +35,40 @@ def with_activation(make):
     return made
 
 
+def kept(weight):
+    """Return weights without the small ones."""
+    return torch.where(weight.abs() > 0.15, weight, 0.0)
+
+
+def straight_through(change):
+    """Return a change of a tensor that the gradient does not see."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return change(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    return Function.apply
+
+
+def with_weights(change, of_input=lambda x: x):
+    """Return the model whose linear layers change weights and inputs, as a person would write it by hand."""
+
+    class Linear(nn.Linear):
+        def forward(self, x):
+            return F.linear(of_input(x), change(self.weight), self.bias)
+
+    made = model()
+    for each in made.modules():
+        if type(each) is nn.Linear:
+            each.__class__ = Linear
+    return made
+
+
 def train(net, steps=4, each=lambda: None):
     """Return the losses of some steps."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)

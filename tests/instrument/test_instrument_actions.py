@@ -5,7 +5,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
-from small_training import Block, X, function, gelu_gradient, model, on, tool, train, with_activation  # noqa: E402
+from small_training import (  # noqa: E402
+    X,
+    function,
+    gelu_gradient,
+    kept,
+    model,
+    on,
+    straight_through,
+    tool,
+    train,
+    with_activation,
+    with_weights,
+)
 from torch import nn  # noqa: E402
 
 from daydream.instrument import InstrumentError, apply, disabled, enabled  # noqa: E402
@@ -21,53 +33,16 @@ def trained_with(*tools):
     return losses
 
 
-def kept(weight):
-    return torch.where(weight.abs() > 0.15, weight, 0.0)
-
-
-def test_tools_that_order_nothing_change_nothing():
-    assert (
-        trained_with(tool(lambda _: None), tool(lambda _: None, backward=True, require_outputs=True)) == PLAIN
-    )
-
-
 @pytest.mark.parametrize(("type_", "place"), [("linear", 1), ("addmm", 2)])
 def test_insert_before_masks_weights_straight_through(type_, place):
-    class StraightThrough(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, weight):
-            return kept(weight)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Masked(nn.Linear):
-        def forward(self, x):
-            return F.linear(x, StraightThrough.apply(self.weight), self.bias)
-
-    by_hand = model()
-    for each in by_hand.modules():
-        if type(each) is nn.Linear:
-            each.__class__ = Masked
-    wanted = train(by_hand)
+    wanted = train(with_weights(straight_through(kept)))
 
     assert trained_with(on(type_, lambda op: op.insert_before_op(kept, inputs=[place]))) == wanted != PLAIN
 
 
 def test_insert_before_inside_autograd_is_differentiated():
-    class Masked(nn.Linear):
-        def forward(self, x):
-            return F.linear(x, kept(self.weight), self.bias)
-
-    by_hand = model()
-    for each in by_hand.modules():
-        if type(each) is nn.Linear:
-            each.__class__ = Masked
-    wanted = train(by_hand)
-
     got = trained_with(on("linear", lambda op: op.insert_before_op(kept, inputs=[1], grad=True)))
-    assert got == wanted != PLAIN
+    assert got == train(with_weights(kept)) != PLAIN
 
 
 @pytest.mark.parametrize("require_outputs", [False, True])
@@ -101,12 +76,6 @@ def test_replace_outside_autograd_keeps_the_backward_operator():
     wanted = train(with_activation(function(torch.relu, gelu_gradient)))
 
     assert trained_with(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0]))) == wanted != PLAIN
-
-
-def test_replacement_by_identity_removes():
-    got = trained_with(on("gelu", lambda op: op.replace_op(lambda x, *_: x, grad=True)))
-
-    assert got == train(with_activation(nn.Identity)) != PLAIN
 
 
 def test_insert_before_backward():
@@ -147,14 +116,6 @@ def test_the_operators_of_the_backward_pass_are_operators_too():
 
     inner = on("gelu_backward", lambda op: op.insert_after_op(lambda grad: grad * 0.3), backward=True)
     assert trained_with(inner) == wanted != PLAIN
-
-
-def test_operators_of_the_optimizer_can_be_changed():
-    def slower(op):
-        if op["phase"] == "optimizer":
-            op.insert_before_op(lambda update: update * 0, inputs=[1])
-
-    assert trained_with(on("addcdiv_", slower)) != PLAIN
 
 
 def test_what_returns_none_only_looks():
@@ -218,16 +179,6 @@ def test_a_view_can_be_looked_at_but_not_exchanged():
         X.transpose(0, 1)
 
 
-def test_numbers_and_types_stay_what_they_were():
-    half = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
-    scalar = torch.tensor(1.0)
-    with apply(tool(lambda _: None)):
-        assert (half * 0.5).dtype == torch.bfloat16
-        assert (scalar * 0.5 + 1).dtype == torch.float32
-        assert (half * 0.5).grad_fn.name() == "MulBackward0"
-        assert nn.Parameter(torch.zeros(2)).requires_grad
-
-
 def test_factories_are_seen_and_changed():
     kinds = []
     with apply(tool(lambda op: kinds.append(op["type"]))), torch.no_grad():
@@ -237,11 +188,3 @@ def test_factories_are_seen_and_changed():
         for _ in range(3):
             assert torch.ones(2).tolist() == [2.0, 2.0]
             train(model(), 1)
-
-
-def test_inference_mode_is_seen():
-    net = Block()
-    with apply(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0]))), torch.inference_mode():
-        got = [net(X) for _ in range(4)]
-    net.act = nn.ReLU()
-    assert all(each.equal(net(X)) for each in got)

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
-from small_training import model, train, with_activation  # noqa: E402
+from small_training import model, straight_through, train, with_activation, with_weights  # noqa: E402
 from torch import nn  # noqa: E402
 
 from daydream.instrument import InstrumentError, apply, tools  # noqa: E402
@@ -77,26 +77,10 @@ def test_pruning_is_a_masked_model(sparsity, dynamic):
 
 
 def test_quantization_in_training_is_straight_through():
-    class StraightThrough(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return tools.rounded(x, 4)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Quantized(nn.Linear):
-        def forward(self, x):
-            return F.linear(StraightThrough.apply(x), StraightThrough.apply(self.weight), self.bias)
-
-    by_hand = model()
-    for each in by_hand.modules():
-        if type(each) is nn.Linear:
-            each.__class__ = Quantized
+    rounded = straight_through(lambda x: tools.rounded(x, 4))
     with apply(tools.FakeQuantization(4)):
         got = train(model())
-    assert got == train(by_hand) != PLAIN
+    assert got == train(with_weights(rounded, rounded)) != PLAIN
 
 
 def test_quantization_after_training_keeps_the_scale_of_the_first_call():

@@ -1,5 +1,10 @@
 """What a tool may be, in which order tools run, and what is said of a mistake."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,17 +31,6 @@ def test_what_is_depended_on_runs_first_and_adds_to_the_context():
     assert order == ["low", "middle", 7, "middle's", "high's"]
 
 
-def test_what_a_tool_adds_is_seen_in_the_backward_pass():
-    seen = []
-    both = on("gelu", lambda op: op.update(mask=7))
-    both.add_inst_for_op(
-        lambda op: seen.append(op.get("mask")) if op["type"] == "gelu_backward" else None, backward=True
-    )
-    with apply(both):
-        train(model(), 1)
-    assert seen == [7, 7]
-
-
 def test_a_circle_of_tools_is_an_error_before_anything_is_installed():
     class First(Tool):
         pass
@@ -57,26 +51,11 @@ def test_a_circle_of_tools_is_an_error_before_anything_is_installed():
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_a_tool_needs_no_call_of_its_base():
-    class Mine(Tool):
-        def __init__(self):
-            self.types = []
-            self.add_inst_for_op(lambda op: self.types.append(op["type"]))
-
-    mine = Mine()
-    with apply(mine):
-        torch.relu(X)
-    assert mine.types == ["relu"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (lambda op: op.insert_before_op(torch.relu, inputs=[9]), "place 9"),
-        (lambda op: op.insert_before_op("relu"), "needs a function"),
-        (lambda op: op.insert_before_op(torch.relu, inputs=[-1]), "not a place"),
         (lambda op: op.get_outputs(), "require_outputs=True"),
-        (lambda op: op.get_grad_inputs(), "backward=True, require_outputs=True"),
         (lambda op: op.get_backward_op(), "require_outputs=True"),
         (lambda op: [op.replace_op(torch.relu) for _ in range(2)], "replaced already"),
         (lambda op: op.insert_before_op(lambda x: x[:1]), "grad=True"),
@@ -89,27 +68,6 @@ def test_mistakes_are_said_in_a_line(wrong, said):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_what_is_not_a_tool_is_refused():
-    for wrong in (Tool, "tool", None):
-        with pytest.raises(InstrumentError, match="needs tools"), apply(wrong):
-            pass
-    with pytest.raises(InstrumentError, match="function of one argument"):
-        Tool().add_inst_for_op(7)
-    with pytest.raises(InstrumentError, match="needs tools"):
-        Tool().depends_on(7)
-    with apply(Tool()), pytest.raises(InstrumentError, match="applied already"), apply(Tool()):
-        pass
-
-
-def test_get_backward_op_names_the_node():
-    found = {}
-    with apply(tool(lambda op: found.update({op["type"]: op.get_backward_op()}), require_outputs=True)):
-        train(model(), 1)
-    assert found["gelu"]["type"] == "GeluBackward0"
-    assert found["linear"]["type"] == "AddmmBackward0"
-    assert found["addcdiv_"] is None
-
-
 def test_a_tool_keeps_no_tensor_alive():
     contexts = []
     with apply(tool(contexts.append), tool(contexts.append, backward=True)):
@@ -117,24 +75,18 @@ def test_a_tool_keeps_no_tensor_alive():
     assert contexts
     with pytest.raises(InstrumentError):
         contexts[0].get_inputs()
-    assert all(each._outputs is None and each._grad_outputs is None for each in contexts)
+    assert not any(each._held for each in contexts)
 
 
-def test_the_node_of_a_callback_has_its_gradients():
-    seen = {}
+CODE = """
+import sys
+import daydream
+assert "daydream.instrument" not in sys.modules
+assert daydream.instrument.Tool.__module__ == "daydream.instrument.tool"
+assert "torch" not in sys.modules
+"""
 
-    def before(op):
-        if op["type"] == "GeluBackward0":
-            seen["in"] = [tuple(each.shape) for each in op.get_grad_outputs()]
-        if op["type"] == "gelu_backward":
-            seen["inner"] = [tuple(each.shape) for each in op.get_grad_outputs()]
 
-    both = tool(before, backward=True)
-    both.add_inst_for_op(
-        lambda op: seen.update(out=[tuple(each.shape) for each in op.get_grad_inputs()])
-        if op["type"] == "GeluBackward0" else None,
-        backward=True, require_outputs=True,
-    )  # fmt: skip
-    with apply(both):
-        train(model(), 1)
-    assert seen == {"in": [(4, 16)], "inner": [(4, 16)], "out": [(4, 16)]}
+def test_the_front_page_knows_the_tools() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from cli.command_line import daydream
 
 from daydream.report.markdown import code, sentence
 
@@ -39,21 +40,20 @@ from 5.282 ms: predicted 1.36x, measured 1.00x
 
 
 def compare(*words):
-    command = [sys.executable, "-m", "daydream", "compare", CPU, CPU, *words]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    return daydream("compare", CPU, CPU, *words, folder=ROOT)
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], PLAIN), (["--whatif", "fused-adam"], PREDICTED)])
 def test_a_comparison_is_a_sentence_a_table_and_details(words, expected):
     done = compare("--markdown", *words)
-    said = done.stdout.replace("\N{NO-BREAK SPACE}", " ")
+    said = done.out.replace("\N{NO-BREAK SPACE}", " ")
     assert said.startswith(expected)
     assert said.count("<details>") == said.count("</details>") == 1
 
 
 def test_markdown_and_json_exclude_each_other():
     done = compare("--markdown", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.code, done.out) == (2, "")
 
 
 def test_names_of_a_trace_are_neither_markup_nor_people():

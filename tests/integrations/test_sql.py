@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.command_line import daydream as command_line
 
 import daydream
 from daydream.errors import DaydreamError
@@ -126,8 +125,7 @@ def test_columns_of_one_name_are_kept_apart():
 
 
 def run(*words):
-    command = [sys.executable, "-m", "daydream", "sql", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return command_line("sql", *words, folder=EXAMPLES)
 
 
 def test_the_command_prints_rows_or_one_object():
@@ -135,11 +133,11 @@ def test_the_command_prints_rows_or_one_object():
     asked = "SELECT phase, sum(duration_ns) AS total_ns FROM operators GROUP BY phase ORDER BY phase LIMIT 2"
 
     done = run("--trace", trace, asked, "--json")
-    found = json.loads(done.stdout)
+    found = json.loads(done.out)
     assert found["schema"] == 1
     assert [column["name"] for column in found["columns"]] == ["phase", "total_ns"]
     assert [row[0] for row in found["rows"]] == ["backward", "data"]
-    said = run("--trace", trace, asked).stdout
+    said = run("--trace", trace, asked).out
     assert said.splitlines()[0] == "rows (2 rows)"
     assert "ms" in said
 
@@ -153,15 +151,15 @@ def test_the_command_refuses_in_a_line():
         (["SELECT 1"], 2, "missing argument 'TRACE'"),
     ):
         done = run(*words)
-        assert (done.returncode, done.stdout) == (code, "")
-        assert part in done.stderr
-        assert "Traceback" not in done.stderr
+        assert (done.code, done.out) == (code, "")
+        assert part in done.err
+        assert "Traceback" not in done.err
 
 
 def test_the_schema_is_shown_without_a_trace():
-    tables = json.loads(run("--schema", "--json").stdout)["tables"]
+    tables = json.loads(run("--schema", "--json").out)["tables"]
     assert [each["name"] for each in tables] == list(TABLES)
-    assert "launched_ns" in run("--schema").stdout
+    assert "launched_ns" in run("--schema").out
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")

@@ -212,11 +212,11 @@ def two_threads_and_a_lock():
     return replace(_training(lambda _: _taking(), ["batch"], loader=lambda _: load), driver_lock=True)
 
 
-LOADERS: dict[str, Callable[[], Machine]] = {
+LOADERS = {
     program.__name__: program
     for program in (loader_of_three_threads, loader_of_three_threads_is_late, two_threads_and_a_lock)
 }
-BLOCKED: dict[str, Callable[[], Machine]] = {
+BLOCKED = {
     program.__name__: program
     for program in (
         executors, executors_are_late, conditions, sleeping_synchronization, contended_lock, spins_on_a_word,

@@ -109,8 +109,8 @@ class Stream:
     """What a stream has been given so far."""
 
     def __init__(self):
-        self.launch_ends: list[int] = []  # one a launch, never decreasing
-        self.last_end: int | None = None  # of the last task
+        self.launch_ends = []  # one a launch, never decreasing
+        self.last_end = None  # of the last task
         self.waits_until = 0  # the events the next task waits for
 
     @property
@@ -130,7 +130,7 @@ class Thread:
         self.run, self.name, self.order = run, name, order
         self.body = body
         self.now = 0
-        self.open: list[Row] = []
+        self.open = []
         self.turn = 0  # of the batch that it works on
         self.woken_by = ""
         self._random = random.Random(f"{run.machine.seed} {name}")
@@ -228,22 +228,22 @@ class Run:
     def __init__(self, machine, gpu, cpu, queue_depth, steps):
         self.machine, self.gpu, self.cpu = machine, gpu, cpu
         self.queue_depth, self.costs = queue_depth, machine.costs
-        self.host: list[Row] = []
-        self.device: list[Row] = []
-        self.step_starts: list[int] = []  # of the main thread
-        self.step_ends: list[int] = []
+        self.host = []
+        self.device = []
+        self.step_starts = []  # of the main thread
+        self.step_ends = []
         self.step = 0
         self.ids = count(1)
-        self.streams: defaultdict[int, Stream] = defaultdict(Stream)
-        self.events: dict[str, tuple[int, int, int]] = {}  # complete, stream, record's correlation
+        self.streams = defaultdict(Stream)
+        self.events = {}  # complete, stream, record's correlation
         self.lock_free = 0  # when the call that holds the driver's lock returns
         self.lock_holder = ""
-        self.blocked: list[Blocked] = []
-        self.words: defaultdict[str, deque[int]] = defaultdict(deque)  # when each is written
-        self.launch_starts: dict[int, int] = {}  # correlation -> unblocked start of the launching call
-        self._channels: defaultdict[str, deque[Any]] = defaultdict(deque)
-        self._standing: defaultdict[str, deque[Thread]] = defaultdict(deque)
-        self._ready: list[tuple[int, int, Thread]] = []
+        self.blocked = []
+        self.words = defaultdict(deque)  # when each is written
+        self.launch_starts = {}  # correlation -> unblocked start of the launching call
+        self._channels = defaultdict(deque)
+        self._standing = defaultdict(deque)
+        self._ready = []
         self._execute_threads(steps)
 
     def _execute_threads(self, steps):

@@ -4,7 +4,6 @@ No device rows of synchronization are written for them, so what waits for what h
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from .engine import Instruction, Machine, Program
 from .instructions import (
@@ -180,7 +179,7 @@ def gathered_layers():
     """As in FSDP: each layer's parameters are gathered one layer ahead, beside the layer before."""
 
     def gather(layer):
-        args: dict[str, Any] = {
+        args = {
             "Collective name": "_allgather_base",
             "In msg nelems": 1 << 20,
             "dtype": "Float",
@@ -271,7 +270,7 @@ def one_long_kernel():
     return _machine(step, depth=24)
 
 
-HARDER: dict[str, Callable[[], Machine]] = {
+HARDER = {
     program.__name__: program
     for program in (
         forks_and_joins, joined_once, joined_with_full_queues, odd_syncs, throttled, threads_take_turns,

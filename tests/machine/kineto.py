@@ -10,7 +10,6 @@ window is recorded to its end.
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 from .engine import Row
 
@@ -125,7 +124,7 @@ class _Writer:
     def sync(self, run, row):
         sync = row.sync or {}
         stream = sync["stream"]
-        args: dict[str, Any] = {"External id": row.external, "cuda_sync_kind": sync["kind"]}
+        args = {"External id": row.external, "cuda_sync_kind": sync["kind"]}
         if "event" in sync:
             args |= {"wait_on_stream": sync["source"], "wait_on_cuda_event_record_corr_id": sync["record"],
                      "wait_on_cuda_event_id": 1 + sorted(run.events).index(sync["event"])}  # fmt: skip

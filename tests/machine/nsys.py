@@ -28,7 +28,7 @@ def write_nsys(path, run, first_step, last_step, *, switches):
         owner = {"globalTid": _thread(lane)} if lane else {"globalPid": PROCESS}
         return {"start": ORIGIN_NS + start, "end": ORIGIN_NS + end, **owner}
 
-    tables: dict[str, Table] = {
+    tables = {
         "StringIds": [{"id": names.index(name), "value": name} for name in names],
         "NVTX_EVENTS": [
             {**span(start, end, "main"), "eventType": 59, "text": "step", "textId": None}
@@ -38,7 +38,7 @@ def write_nsys(path, run, first_step, last_step, *, switches):
     }
     for row in host:
         if row.category == "cuda_runtime":
-            own: dict[str, Any] = {"correlationId": row.correlation, "nameId": names.index(row.name)}
+            own = {"correlationId": row.correlation, "nameId": names.index(row.name)}
             name = "CUPTI_ACTIVITY_KIND_RUNTIME"
         else:
             own, name = {"eventType": 59, "text": row.name, "textId": None}, "NVTX_EVENTS"

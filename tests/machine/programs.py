@@ -5,10 +5,9 @@ thread, backward on the autograd thread, the optimizer on main. Durations are un
 purpose: a queue that is full behind long kernels drains behind short ones.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from .engine import Instruction, Machine, Program
+from .engine import Machine, Program
 from .instructions import (
     annotation,
     backward,
@@ -58,7 +57,7 @@ class Network:
         return 2 * US + self.matrix_ns // 20
 
     def forward(self, step):
-        program: list[Instruction] = []
+        program = []
         for layer in range(self.layers):
             linear, relu = _sequence(step, 2 * layer), _sequence(step, 2 * layer + 1)
             program += [
@@ -79,7 +78,7 @@ class Network:
 
     def gradients(self, step, ready=lambda _layer: ()):
         """The backward program; `ready(layer)` runs when a layer has its gradient."""
-        program: list[Instruction] = []
+        program = []
         for layer in reversed(range(self.layers)):
             linear, relu = _sequence(step, 2 * layer), _sequence(step, 2 * layer + 1)
             matrix = self.matrix(layer)
@@ -281,7 +280,7 @@ def graphs(kernels=120, kernel_us=14, depth=0):
     return Machine(Program(step), queue_depth=depth or 1022, jitter=JITTER)
 
 
-PROGRAMS: dict[str, Callable[[], Machine]] = {
+PROGRAMS = {
     "cpu_bound": cpu_bound,
     "gpu_bound": gpu_bound,
     "queue_full_16": lambda: queue_full(16),

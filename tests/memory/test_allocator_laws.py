@@ -1,16 +1,14 @@
-"""Laws of the allocator, for any program: no overlap, no byte lost, and the same as its plain rewriting."""
+"""Laws of the allocator, for any program: no overlap, no byte lost; recorded histories say the rest."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
 from itertools import pairwise
 
-from hypothesis import given, settings, target
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_allocator import Cell, Full, PlainAllocator
 
 from daydream.memory.allocator import Allocator, OutOfMemoryError
-from daydream.memory.replay import Part, Segment, restore
 from daydream.memory.settings import Settings
 
 MIB = 1 << 20
@@ -38,68 +36,28 @@ SETTINGS = st.builds(
     large_segment_bytes=st.sampled_from([20 * MIB, 32 * MIB]),
 ).filter(lambda how: (how.max_split_bytes or MIB << 10) >= how.large_segment_bytes)  # PyTorch takes no other
 CAPACITIES = st.sampled_from([None, 64 * MIB, 150 * MIB])
-LARGE = st.sampled_from([size * MIB for size in (2, 9, 11, 19, 20, 21, 24, 25, 30, 46)])
-PRESSING = st.lists(
-    st.one_of(
-        st.tuples(st.just("allocate"), LARGE, st.just(0), st.just(0)), st.tuples(st.just("free"), PLACES)
-    ),
-    min_size=15, max_size=60,
-)  # fmt: skip
-PRESSED = st.builds(
-    Settings,
-    expandable_segments=st.booleans(),
-    max_split_bytes=st.sampled_from([None, 20 * MIB, 25 * MIB]),
-    garbage_collection_threshold=st.sampled_from([0.0, 0.4, 0.8]),
-)
 
 
-def assert_agree(program, allocator, plain, first=0):
-    """Run a program on both, and compare after each step; end where both are out of memory."""
-    names = list(plain.addresses())
-    for name, (what, *how) in enumerate(program, first):
+def run(program, allocator):
+    """Run a program, up to where it is out of memory."""
+    names = []
+    for name, (what, *how) in enumerate(program):
         if what == "allocate":
-            size, stream, private = how
-            try:
-                plain.allocate(name, size, stream, private)
-            except Full:
-                plain = None
-            try:
-                allocator.allocate(name, size, stream, private)
-            except OutOfMemoryError:
-                assert plain is None
-                return
-            assert plain is not None
+            allocator.allocate(name, *how)
             names.append(name)
         elif what == "empty":
             allocator.return_unused()
-            plain.give_all()
         elif names:
             old = names[how[0] % len(names)]  # perhaps one that is not held any more
-            if what == "free":
-                allocator.free(old)
-                plain.free(old)
-            else:
-                allocator.defer(old)
-                plain.defer(old)
-        assert (allocator.allocated, allocator.requested, allocator.reserved, allocator.retries) == (
-            plain.allocated, plain.requested, plain.reserved, plain.retries,
-        )  # fmt: skip
-    assert {name: block.address for name, block in allocator.held.items()} == plain.addresses()
+            (allocator.free if what == "free" else allocator.defer)(old)
 
 
-@settings(max_examples=300, deadline=None)
-@given(PRESSING, PRESSED, st.sampled_from([100 * MIB, 150 * MIB, 250 * MIB]))
-def test_it_agrees_where_the_device_is_full(program, how, capacity):
-    allocator = Allocator(how, capacity)
-    assert_agree(program, allocator, PlainAllocator(how, capacity))
-    target(float(allocator.retries))
-
-
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PROGRAMS, SETTINGS, CAPACITIES)
-def test_the_allocator_agrees_with_its_plain_rewriting_and_loses_no_byte(program, how, capacity):
+def test_no_byte_is_lost_and_no_two_blocks_overlap(program, how, capacity):
     allocator = Allocator(how, capacity)
-    assert_agree(program, allocator, PlainAllocator(how, capacity))
+    with suppress(OutOfMemoryError):
+        run(program, allocator)
     in_use = [*allocator.held.values(), *allocator.deferred.values()]
     firsts = {}
     for block in [*in_use, *(free for pool in allocator._pools.values() for free in pool.blocks())]:
@@ -123,47 +81,12 @@ def test_the_allocator_agrees_with_its_plain_rewriting_and_loses_no_byte(program
         assert allocator.reserved <= capacity
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(PROGRAMS, SETTINGS)
 def test_when_all_is_freed_all_can_be_returned(program, how):
-    program = [(what, *args[:2], 0) if what == "allocate" else (what, *args) for what, *args in program]
     allocator = Allocator(how)
-    assert_agree(program, allocator, PlainAllocator(how, None))
+    run([(what, *args[:2], 0) if what == "allocate" else (what, *args) for what, *args in program], allocator)
     for name in list(allocator.held):
         allocator.free(name)
     allocator.return_unused()
     assert (allocator.allocated, allocator.requested, allocator.reserved) == (0, 0, 0)
-
-
-@settings(max_examples=200, deadline=None)
-@given(PROGRAMS, PROGRAMS, SETTINGS.map(lambda how: replace(how, garbage_collection_threshold=0.0)))
-def test_a_restored_allocator_goes_on_as_the_one_that_it_was_taken_from(before, after, how):
-    # Address space from which all memory was returned does not show in a snapshot.
-    before = [step for step in before if step != ("empty",)]
-    plain = PlainAllocator(how, None)
-    allocator = Allocator(how)
-    assert_agree(before, allocator, plain)
-    again = Allocator(how)
-    restore(again, segments(plain))
-    assert (again.allocated, again.requested, again.reserved) == (
-        allocator.allocated, allocator.requested, allocator.reserved,
-    )  # fmt: skip
-    plain.retries = 0
-    assert_agree(after, again, plain, first=len(before))
-
-
-def segments(plain):
-    """Return the state as a snapshot tells it: of expandable segments each range that has memory."""
-    found = []
-    for seg in plain.segs:
-        address, parts = seg.address, []
-        for cell in [*seg.cells, Cell(0, "empty")]:
-            if cell.state != "empty":
-                asked = None if cell.state == "free" else cell.requested
-                parts.append(Part(cell.size, asked, cell.name, cell.state == "waiting"))
-            elif parts:
-                start = address - sum(part.size for part in parts)
-                found.append(Segment(start, seg.stream, seg.small, tuple(parts), seg.grows, seg.private))
-                parts = []
-            address += cell.size
-    return found

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 
 import pytest
 from shared import TRACES
-from snapshots import snapshot, write
 
 from daydream.memory.replay import usage
 from daydream.memory.snapshot import read_snapshot
@@ -80,59 +78,3 @@ def test_the_start_and_the_allocations_are_enough(tmp_path):
         (device,) = snapshot_memory(bare).devices
         assert device.peak_allocated_bytes == truth["peak_allocated"]
         assert device.peak_reserved_bytes == truth["peak_reserved"]
-
-
-@pytest.mark.slow
-@needs_files
-def test_undoing_the_events_gives_the_recorded_start(tmp_path):
-    """Each history written as torch's own pickle: the state at the end, and all events."""
-    for path in FILES:
-        header, *events = lines_of(path)
-        truth = header["truth"]
-        names = header["columns"]
-        document = snapshot(
-            map(torch_segment, header["final_segments"]),
-            [dict(zip(names, each, strict=True)) for each in events],
-            settings=header["settings"],
-        )
-        (undone,) = read_snapshot(write(tmp_path / "history.pickle", document))
-        (found,) = read_snapshot(path)
-
-        assert undone.start == found.start
-        assert undone.doubts == []
-        # Counted here from the events alone: the pickle has no totals.
-        assert undone.recorded_allocated_bytes == truth["peak_allocated"]
-        assert undone.recorded_reserved_bytes == truth["peak_reserved"]
-        del document["device_traces"][0][
-            : len(events) // 3
-        ]  # what an older part of the history held, follows
-        (later,) = read_snapshot(write(tmp_path / "later.pickle", document))
-        replayed = usage(later.requests, settings=later.settings, start=later.start)
-        assert (replayed.peak_reserved_bytes, replayed.strays) == (later.recorded_reserved_bytes, 0)
-
-
-def torch_segment(given):
-    blocks, at = [], given["address"]
-    for size, requested, state in given["blocks"]:
-        blocks.append({"address": at, "size": size, "requested_size": requested or 0, "state": state})
-        at += size
-    return {**given, "device": 0, "segment_type": given["pool"], "segment_pool_id": (0, 0), "blocks": blocks}
-
-
-@pytest.mark.slow
-@needs_files
-def test_a_capacity_just_below_the_allocated_peak_is_never_enough():
-    for path in FILES[::8]:
-        (found,) = read_snapshot(path)
-        for grows in (False, True):
-            settings = replace(found.settings, expandable_segments=grows)
-            (device,) = snapshot_memory(path, settings=settings).devices
-            peak = device.peak_allocated_bytes
-            (below,) = snapshot_memory(path, settings=settings, capacity_bytes=peak - 1).devices
-            (above,) = snapshot_memory(
-                path, settings=settings, capacity_bytes=device.peak_reserved_bytes
-            ).devices
-            assert below.out_of_memory is not None
-            assert below.left_bytes < 0
-            assert above.out_of_memory is None
-            assert above.peak_reserved_bytes <= device.peak_reserved_bytes

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from recordings import PARAMETER, SGD, Recording, training_step
 
-from daydream.errors import TraceError
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP
 from daydream.memory.lifetimes import allocations
 from daydream.trace.schema import PHASES
@@ -113,44 +111,6 @@ def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):
     assert throughout(held) == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
 
 
-def test_a_gpu_without_totals_says_what_is_not_counted(tmp_path):
-    recording = Recording(device=0)
-    recording.inside("aten::linear", ("a", 4096), "a", **{"Input Dims": [[2, 3], [5, 3], [5]],
-                     "Input type": ["float", "float", "float"]})  # fmt: skip
-    for row in recording.rows:
-        row["args"] = {key: value for key, value in row["args"].items() if not key.startswith("Total")}
-
-    (said,) = allocations(recording.trace(tmp_path)).notes
-
-    assert "What GPU 0 held before the recording is not known and not counted" in said
-    assert "80 bytes of parameters" in said  # 5 x 3 and 5
-
-
-def test_gradients_that_are_never_made_are_held_throughout(tmp_path):
-    recording = Recording()
-    for number in (3, 4):
-        start = recording.now
-        recording.layer("a", ("act", 2048))
-        recording.inside("autograd::engine::evaluate_function: MmBackward0", ("d", 4000), "act", "d")
-        recording.range(f"ProfilerStep#{number}", start)
-    trace = recording.trace(tmp_path)
-    trace.metadata["parameters"] = [PARAMETER]
-
-    held = allocations(trace)
-
-    gradient = held.where(kind="gradient")
-    assert held["bytes"][gradient].tolist() == [4000]
-    assert (held["begin"][gradient] == BEFORE).all()
-
-
-def test_a_trace_without_memory_is_refused(tmp_path):
-    recording = Recording()
-    recording.inside("aten::mm")
-
-    with pytest.raises(TraceError, match="profile_memory=True"):
-        allocations(recording.trace(tmp_path))
-
-
 def test_what_a_checkpoint_makes_again_is_an_activation(tmp_path):
     recording = Recording()
     for number in (3, 4):
@@ -170,21 +130,6 @@ def test_what_a_checkpoint_makes_again_is_an_activation(tmp_path):
     again = (held["bytes"] == 2048) & (held["phase"] == PHASES.index("backward"))
     assert {KINDS[kind] for kind in held["kind"][again]} == {"activation"}
     assert kinds_of(held)[64] == {"temporary"}
-
-
-def test_what_the_recording_cuts_is_as_its_like_in_another_step(tmp_path):
-    recording = Recording()
-    for number in (3, 4):
-        start = recording.now
-        recording.inside("aten::relu")
-        recording.inside("aten::mm", ("a", 512))
-        if number == 3:
-            recording.between("a")  # the last step ends before that
-        recording.range(f"ProfilerStep#{number}", start)
-
-    held = allocations(recording.trace(tmp_path))
-
-    assert kinds_of(held)[512] == {"temporary"}
 
 
 def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):

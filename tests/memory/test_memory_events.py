@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +30,6 @@ def notes_of(path: Path) -> list[str]:
     return list(daydream.load(path).metadata["notes"])
 
 
-def info(path: Path, *options: str) -> str:
-    """Return what `daydream info` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "daydream", "info", str(path), *options],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout
-
-
 def held_of(path: Path) -> Allocations:
     trace = daydream.load(path)
     return paired(trace, trace.memory)
@@ -57,27 +46,6 @@ def test_rows_are_read_with_their_totals(tmp_path):
     assert memory["allocated_bytes"].tolist() == [5120, 4096]
     assert memory["device"].tolist() == [0, 0]
     assert memory["reserved_bytes"].tolist() == [1 << 21, 1 << 21]
-
-
-@pytest.mark.parametrize("kind", [1, 6, 12, 20])
-def test_every_kind_of_gpu_is_a_device(tmp_path, kind):
-    memory = daydream.load(written(tmp_path, [memory_row(1, 512, 64, Device_Type=kind, Device_Id=3)])).memory
-
-    assert memory["device"].tolist() == [3]
-
-
-def test_rows_of_2021_have_neither_address_nor_totals(tmp_path):
-    rows = [memory_row(1, 512, None), memory_row(2, 1024, None), memory_row(3, -512, None)]
-    for row in rows:
-        del row["args"]["Addr"]
-    trace = daydream.load(written(tmp_path, rows))
-
-    held = paired(trace, trace.memory)
-
-    assert set(trace.memory["address"].tolist()) == {-1}
-    assert held.held(0, 0)[1].tolist() == [0, 512, 1536, 1024]
-    (found,) = recorded_memory(trace.memory)
-    assert (found.peak_allocated_bytes, found.since_start, found.peak_reserved_bytes) == (1536, True, None)
 
 
 def test_two_ranks_keep_their_own_events(tmp_path):
@@ -126,12 +94,6 @@ def test_what_is_saved_is_what_is_read(tmp_path_factory, rows):
     assert (again.texts, again.memory is None) == (TEXTS, not rows)
     for name in COLUMNS if rows else ():
         assert again.memory[name].tolist() == events[name].tolist(), name
-
-
-def test_a_trace_without_events_has_none(tmp_path):
-    daydream.load(written(tmp_path, [])).save(tmp_path / "t.parquet")
-
-    assert daydream.load(tmp_path / "t.parquet").memory is None
 
 
 def saved(folder: Path, text: bytes) -> Path:
@@ -285,15 +247,6 @@ def test_events_away_from_all_rows_are_counted(tmp_path):
     assert "2 memory events lie outside the time of all other rows." in notes_of(path)
 
 
-def test_an_address_of_another_device_is_another_address(tmp_path):
-    rows = [memory_row(1, 512, 64), memory_row(2, 1024, 64, Device_Id=1), memory_row(3, -512, 64)]
-    held = held_of(written(tmp_path, rows))
-
-    assert held.notes == []
-    assert held.held(0, 0)[1].tolist() == [0, 512, 0]
-    assert held.held(0, 1)[1].tolist() == [0, 1024]
-
-
 SAID = {  # bytes, address, and total of events -> how each doubt begins
     "given out twice": (
         [(512, 64), (512, 64), (-512, 64), (512, 64)],
@@ -347,12 +300,6 @@ def test_frees_on_the_cpu_of_an_earlier_recording_are_left_out_and_said(tmp_path
     assert trace.memory["allocated_bytes"].tolist() == [1000, 1512]  # as recorded
 
 
-def test_a_free_on_a_gpu_without_its_allocation_was_held_before(tmp_path):
-    held = held_of(written(tmp_path, [memory_row(5, -512, 64)]))
-
-    assert (held["begin"].tolist(), held["bytes"].tolist()) == ([BEFORE], [512])
-
-
 @given(st.lists(st.tuples(st.integers(-1, 3), st.integers(-3, 3), st.integers(-1, 1)), max_size=30))
 def test_any_events_are_paired_and_what_they_add_up_to_is_held(rows):
     """However senseless: what is held changes by each event's bytes, from what was held before."""
@@ -378,26 +325,6 @@ def test_any_events_are_paired_and_what_they_add_up_to_is_held(rows):
 # What info says -----------------------------------------------------------------------------------
 
 
-def test_info_tells_the_most_that_was_held(tmp_path):
-    rows = [memory_row(1, 1 << 20, 64, 3 << 20), memory_row(2, 512, 8, Device_Type=0, Device_Id=-1)]
-    path = written(tmp_path, rows)
-
-    assert " 2 events; cuda:0 held up to 3.00 MiB of 2.00 MiB reserved; 1 device more" in info(path)
-    assert json.loads(info(path, "--json"))["memory"] == [
-        {"rank": 0, "device": "cuda:0", "events": 1, "peak_allocated_bytes": 3 << 20,
-         "peak_reserved_bytes": 2 << 20, "since_start": False},
-        {"rank": 0, "device": "cpu", "events": 1, "peak_allocated_bytes": 512,
-         "peak_reserved_bytes": None, "since_start": True},
-    ]  # fmt: skip
-
-
-def test_info_says_that_no_memory_was_recorded(tmp_path):
-    path = written(tmp_path, [])
-
-    assert "not recorded: record with daydream collect, or profile_memory=True" in info(path, "-v")
-    assert json.loads(info(path, "--json"))["memory"] is None
-
-
 # Recorded events become allocations
 
 
@@ -417,17 +344,6 @@ def two_operators(tmp_path):
     return path
 
 
-def test_what_is_held_is_what_was_recorded(two_operators):
-    trace = daydream.load(two_operators)
-
-    found = paired(trace, trace.memory)
-
-    places, totals = found.held(0, 0)
-    assert places.tolist() == [BEFORE, 0, EVENT, 2 * EVENT, 3 * EVENT]
-    assert totals.tolist() == [4608, 5632, 7680, 6656, 6144]
-    assert found.peak(0, 0) == (7680, EVENT)
-
-
 def test_an_allocation_knows_its_operator_and_its_end(two_operators):
     trace = daydream.load(two_operators)
 
@@ -443,28 +359,3 @@ def test_an_allocation_knows_its_operator_and_its_end(two_operators):
         512: (None, BEFORE, 3 * EVENT),  # freed, never seen allocated
         4096: (None, BEFORE, AFTER),  # what the totals hold beyond
     }
-
-
-def test_a_saved_trace_keeps_its_memory(two_operators, tmp_path):
-    trace = daydream.load(two_operators)
-    trace.save(tmp_path / "t.parquet")
-
-    again = daydream.load(tmp_path / "t.parquet")
-
-    assert len(again.memory) == 4
-    for name, column in trace.memory.columns.items():
-        assert again.memory[name].tolist() == column.tolist(), name
-
-
-def test_a_thread_without_rows_asks_in_none(tmp_path):
-    """Its process and its number have rows each, and never together."""
-    path = tmp_path / "t.json"
-    rows = [
-        {**operator("aten::mm", 1, 2), "pid": 1, "tid": 1},
-        {**operator("aten::mm", 4, 2), "pid": 2, "tid": 2},
-        {**memory_row(5, 512, 4096), "pid": 1, "tid": 2},
-    ]
-    path.write_text(json.dumps({"traceEvents": rows}))
-    trace = daydream.load(path)
-
-    assert paired(trace, trace.memory).texts("op") == [None]

@@ -12,7 +12,6 @@ from two_blocks import (
     ALWAYS,
     LAYER,
     WEIGHT,
-    cut_before_the_last_backward_pass,
     edited,
     held_when,
     predict_memory,
@@ -20,7 +19,7 @@ from two_blocks import (
 )
 
 import daydream
-from daydream.memory.allocations import AFTER, BEFORE, KINDS, OWN_ERROR
+from daydream.memory.allocations import AFTER, BEFORE, OWN_ERROR
 from daydream.memory.lifetimes import allocations
 from daydream.transforms.registry import find, names
 
@@ -97,11 +96,6 @@ def test_accumulation_holds_gradients_through_the_second_batch(trace):
     assert large == ALWAYS + LOSS + 5 * 32 * LAYER + 2 * WEIGHT
 
 
-def test_a_third_batch_adds_no_memory_to_the_second(trace):
-    two, three = (peak(trace, "batch-size+gradient-accumulation", factor=32.0, batches=n) for n in (2, 3))
-    assert two == three
-
-
 def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
     before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
 
@@ -118,34 +112,6 @@ def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(trace):
     assert ((after["begin"][again] > ga) & (after["begin"][again] < gy1)).all()
 
 
-def test_a_step_that_is_cut_before_its_backward_pass_is_checkpointed_too():
-    trace = cut_before_the_last_backward_pass()
-    before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
-
-    def open_at_the_end(held):
-        return sorted(held["bytes"][(held["step"] == 2) & (held["end"] == AFTER)].tolist(), reverse=True)
-
-    assert open_at_the_end(before) == [LAYER] * 3 + [LOSS]  # x, a0, a1
-    assert open_at_the_end(after) == [LAYER] * 2 + [LOSS]  # x, a1
-
-
-def test_checkpointing_changes_no_other_memory(trace):
-    before, after = allocations(trace), edited(trace, "checkpointing", layers="blocks")
-    # three steps: four tensors again, the state of random numbers with the block and while it runs again
-    assert before["bytes"].sum() + 3 * (4 * LAYER + 2 * RANDOM) == after["bytes"].sum()
-
-
-def test_of_what_a_block_leaves_its_output_is_what_the_next_call_reads(trace):
-    held = allocations(trace)
-    relus = np.flatnonzero(held.where(op=r"aten::relu$") & (held["step"] == 1))
-    a1 = relus[np.argmax(held["begin"][relus])]
-    larger = 10 * LAYER  # the last call also leaves a workspace, or indices, for its backward pass
-    held.add(np.array([a1]), bytes=larger, recorded_bytes=larger)
-    edited(held, "checkpointing", layers="blocks")
-
-    assert held_when(held, "aten::mse_loss_backward") == [RANDOM] + [LAYER] * 3 + [LOSS]
-
-
 def test_a_block_is_made_again_when_the_block_behind_it_is_gone(trace):
     held = edited(trace, "checkpointing", layers="blocks.*")
 
@@ -153,17 +119,6 @@ def test_a_block_is_made_again_when_the_block_behind_it_is_gone(trace):
     there = held.held_at(held["begin"][again][0]) & (held["begin"] > BEFORE)
     # x, gx, y0 made again; its state of random numbers and the current one; the loss, g1. Neither a0 nor a1
     assert sorted(held["bytes"][there].tolist()) == [LOSS, *[LAYER] * 3, WEIGHT, RANDOM, RANDOM]
-
-
-def test_a_checkpoint_keeps_the_input_that_nobody_saves(trace):
-    held = allocations(trace)
-    relus = held.where(op=r"aten::relu$") & (held["step"] == 1)
-    a0, a1 = np.flatnonzero(relus)[np.argsort(held["begin"][relus])].tolist()
-    held["end"][a0] = held["begin"][a1]  # freed in the forward pass
-    edited(held, "checkpointing", layers="blocks.1")
-
-    again = held.where(phase="backward", op=r"aten::addmm$") & (held["step"] == 1)
-    assert held["end"][a0] > held["begin"][again][0]
 
 
 def test_frozen_layers_have_no_gradients_states_or_saved_inputs(trace):
@@ -211,23 +166,6 @@ def test_a_copied_block_has_parameters_gradients_and_activations_of_its_own(trac
     assert peak(trace, "add-layers", count=1, layers="blocks.1") == (
         ALWAYS + 3 * WEIGHT + LAYER + LOSS + 3 * WEIGHT + 2 * WEIGHT
     )
-
-
-def test_the_copy_of_a_block_is_trained_before_it(trace):
-    held = edited(trace, "add-layers", count=1, layers="blocks.1")
-
-    mine = held.where(kind="gradient", layer="blocks.1.fc") & (held["step"] == 1)
-    copy = held["repeat"] > 0
-    assert held["begin"][mine & copy][0] < held["begin"][mine & ~copy][0]
-
-
-def test_the_gradient_that_comes_into_a_block_goes_with_its_copy(trace):
-    held = edited(trace, "add-layers", count=1, layers="blocks.1")
-
-    mine = held.where(op=r"threshold_backward$", layer="blocks.1.act") & (held["step"] == 1)
-    copy = held["repeat"] > 0
-    ga = held.where(op=r"mse_loss_backward$") & (held["step"] == 1)
-    assert held["begin"][mine & copy][0] < held["end"][ga][0] < held["begin"][mine & ~copy][0]
 
 
 def test_removed_layers_take_what_they_hold_along(trace):
@@ -382,13 +320,6 @@ def test_each_takes_the_options_of_its_optimization():
             assert theirs[each].default in (inspect.Parameter.empty, known), name
 
 
-def test_kinds_stay_what_they_are(trace):
-    for name, options in (("checkpointing", {"layers": "blocks"}), ("gradient-accumulation", {"batches": 3})):
-        held = edited(trace, name, **options)
-        assert set(held["kind"].tolist()) <= set(range(len(KINDS)))
-        assert (held["end"] >= held["begin"]).all()
-
-
 # What a worker of `fully_shard` holds
 
 
@@ -430,16 +361,3 @@ def test_what_gloo_holds_of_units_gathered_ahead_is_a_range(trace):
     own = round(found.after_bytes * OWN_ERROR)
     assert found.high_bytes - found.after_bytes == WEIGHT + own
     assert found.after_bytes - found.low_bytes == own
-
-
-def test_stage_two_keeps_units_whole_between_the_passes(trace):
-    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
-    assert held_when(held, "aten::mse_loss_backward") == [WEIGHT] * 2 + [LAYER] * 4 + [LOSS]
-
-
-def test_a_step_whose_backward_pass_asked_for_nothing_has_nothing_to_scatter():
-    trace = cut_before_the_last_backward_pass()
-    held = edited(trace, "fsdp", stage=2, workers=2, layers="blocks.*")
-
-    scattered = held.where(kind="shard", phase="backward")
-    assert sorted(set(held["step"][scattered].tolist())) == [0, 1]

@@ -10,7 +10,7 @@ from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
-from daydream.memory import STEP, Moved, parts_of, put_away, repeat, resize_input
+from daydream.memory import STEP, resize_input
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
@@ -18,7 +18,6 @@ from daydream.memory.allocations import (
     OWN_ERROR,
     TYPES,
     Allocations,
-    renumber,
 )  # fmt: skip
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
@@ -26,7 +25,6 @@ from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
 from daydream.report.views.memory import memory_line
 
-MIB = 2**20
 KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
     "capacity_bytes", "fits",
@@ -84,12 +82,6 @@ def test_it_fits_does_not_or_is_too_close_to_tell(figures, fits):
     assert prediction(**figures).fits is fits
 
 
-def test_json_has_the_promised_keys():
-    found = prediction(capacity_bytes=12).to_json()
-    assert list(found) == [*KEYS, "device", "notes", "recording_notes"]
-    assert found["fits"] is True
-
-
 def test_the_line_of_a_whatif():
     def line(**figures):
         return str(memory_line(daydream.predict.memory.MemoryAnswer(prediction(**figures)))[0].text)
@@ -113,15 +105,6 @@ def test_the_capacity_is_that_of_the_traces_own_gpu():
     assert memory_after(held, [], 5).capacity_bytes == 5
 
 
-def test_a_gpu_counts_before_the_memory_of_its_host():
-    held = table([(10**6, 0, STEP, "temporary"), (512, 0, STEP, "temporary")])
-    held["device"][1] = 0
-
-    found = memory_after(held, [])
-
-    assert (found.device, found.after_bytes, found.after_reserved_bytes) == ("cuda:0", 512, 2 * MIB)
-
-
 def test_the_worst_of_several_ranks_counts():
     held = table([(100, 0, STEP, "temporary"), (200, 0, STEP, "temporary")])
     held["rank"][1] = 1
@@ -142,14 +125,6 @@ def test_a_change_that_does_not_say_leaves_memory_unknown(trace):
     assert any("cannot say what that does to memory." in note for note in found.notes)
     with pytest.raises(GraphError, match="metaflow cannot say what it does to memory"):
         predict_memory(trace, "metaflow", {"layers": "*"})
-
-
-def test_one_of_several_that_does_not_say_is_enough(trace):
-    graph = daydream.build(trace)
-    changes = [MemoryChange("a", lambda held: None), MemoryChange("b", None)]
-
-    assert answer_of(graph, changes, None).unsaid == "b cannot say what that does to memory"
-    assert answer_of(graph, changes[:1], None).memory is not None
 
 
 def test_a_trace_without_memory_says_nothing_and_is_refused(trace):
@@ -180,21 +155,6 @@ def test_mistakes_of_a_file_are_told_in_a_line(edit, said, trace):
     unsaid = answer_of(daydream.build(trace), [MemoryChange("mine", edit)], None).unsaid
     assert said in unsaid
     assert "\n" not in unsaid
-
-
-def test_an_edit_of_a_copy_leaves_the_table_as_it_was(trace):
-    held = allocations(trace)
-    before = {name: column.copy() for name, column in held.columns.items()}
-
-    predict_memory(held, "checkpointing+batch-size", {"factor": 2.0, "layers": "blocks"})
-
-    assert all(np.array_equal(held.columns[name], column) for name, column in before.items())
-
-
-def test_order_is_that_of_the_graphs_edits(trace):
-    one = predict_memory(trace, "fused-adam+batch-size", {"factor": 32.0})
-    other = predict_memory(trace, "batch-size+fused-adam", {"factor": 32.0})
-    assert one == other
 
 
 # Ranges ---------------------------------------------------------------------------------------------
@@ -255,11 +215,6 @@ def test_the_largest_batch_is_the_last_that_fits(trace):
     assert found.memory.fits is True
 
 
-def test_not_even_one_sample_fits():
-    found = largest(two_blocks(), "batch", capacity=1000)
-    assert (found.fits, found.too_large, found.memory.fits) == (0, 1, False)
-
-
 def test_a_limit_needs_a_capacity_and_shapes():
     with pytest.raises(GraphError, match="--capacity"):
         largest(two_blocks())
@@ -268,8 +223,6 @@ def test_a_limit_needs_a_capacity_and_shapes():
 
 
 # Laws -----------------------------------------------------------------------------------------------
-
-WHOLE = st.integers(0, 40)
 
 
 @st.composite
@@ -299,52 +252,6 @@ def peak(held):
 def test_to_remove_anything_never_raises_the_peak(held, data):
     before = peak(held)
     held.remove(np.array(data.draw(st.lists(st.booleans(), min_size=len(held), max_size=len(held)))))
-    assert peak(held) <= before
-
-
-@given(tables())
-@settings(deadline=None)
-def test_a_batch_twice_then_half_as_large_gives_the_old_sizes(held):
-    before = held.copy()
-    resize_input(held, None, 2.0)
-    assert (held["bytes"] >= before["bytes"]).all()
-    resize_input(held, None, 0.5)
-    assert held["bytes"].tolist() == before["bytes"].tolist()
-
-
-@given(tables())
-@settings(deadline=None)
-def test_places_numbered_anew_keep_every_peak(held):
-    before = peak(held)
-    _, totals = held.held(*held.devices()[0])
-    renumber(held)
-    assert peak(held) == before
-    assert held.held(*held.devices()[0])[1].tolist() == totals.tolist()
-
-
-@given(tables(), st.integers(1, 4))
-@settings(deadline=None)
-def test_what_runs_again_asks_for_as_much_and_frees_it(held, turns):
-    forward = held["phase"] == 1
-    parts = parts_of(held, forward, held["step"])
-    before, mine = held["bytes"].sum(), np.flatnonzero(parts.of >= 0)
-    own = held["bytes"][mine].sum()
-    moved = Moved(parts, parts.first, turns)
-    for turn in range(turns):
-        repeat(held, mine, moved, turn=turn)
-
-    assert held["bytes"].sum() == before + turns * own
-    copies = np.arange(len(held)) >= len(held) - turns * len(mine)
-    assert (held["begin"][copies] < np.repeat(parts.first, turns * len(mine))).all()
-    assert (held["end"][copies] > held["begin"][copies]).all()
-
-
-@given(tables(), WHOLE, WHOLE)
-@settings(deadline=None)
-def test_what_is_put_away_never_raises_the_peak(held, gone, back):
-    before = peak(held)
-    rows = np.flatnonzero(held["begin"] > BEFORE)
-    put_away(held, rows, np.full(len(rows), gone * STEP - 1), np.full(len(rows), back * STEP + 1))
     assert peak(held) <= before
 
 

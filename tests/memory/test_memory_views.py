@@ -6,7 +6,7 @@ import pytest
 from recordings import Recording
 from view_text import view_text
 
-from daydream.memory.before import weights_of, without_head, workspaces
+from daydream.memory.before import workspaces
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import NO_SHAPES, idle, layer_needs, operator_footprints, view_of
 
@@ -67,30 +67,6 @@ def test_without_shapes_the_views_say_what_they_rest_on(tmp_path):
         assert NO_SHAPES in view.notes
         assert str(view_text(view)).startswith("cpu: ")
         assert list(view.to_json()) == ["by", "device", "peak_allocated_bytes", by, "notes"]
-
-
-def test_weights_are_read_off_shapes_once_a_layer(tmp_path):
-    recording = Recording()
-    for number in (1, 2):
-        start = recording.now
-        recording.layer("words", op="aten::embedding",
-                        **{"Input Dims": [[50, 8], [2, 3]], "Input type": FLOAT})  # fmt: skip
-        recording.layer("norm", op="aten::layer_norm",
-                        **{"Input Dims": [[2, 3, 8], [], [8], [8], [], []], "Input type": FLOAT})  # fmt: skip
-        recording.layer("head", op="aten::linear",
-                        **{"Input Dims": [[2, 3, 8], [50, 8], []], "Input type": FLOAT})  # fmt: skip
-        recording.range(f"ProfilerStep#{number}", start)
-        recording.now += 1
-
-    found = weights_of(recording.trace(tmp_path), 0)
-
-    assert [(each["layer"], each["shape"], each["dtype"]) for each in found] == [
-        ("words", [50, 8], "float32"),
-        ("norm", [8], "float32"),
-        ("norm", [8], "float32"),
-        ("head", [50, 8], "float32"),
-    ]
-    assert [each["layer"] for each in without_head(found)] == ["words", "norm", "norm"]
 
 
 @pytest.mark.parametrize(

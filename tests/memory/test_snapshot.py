@@ -67,13 +67,6 @@ def test_the_start_follows_from_the_end(tmp_path, name):
     assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
 
 
-def test_a_segment_of_max_split_size_holds_smaller_requests(tmp_path):
-    kept = {**ENDED, "allocator_settings": {"max_split_size": 20 * MIB}}
-    plain, split = (read_snapshot(write(tmp_path / "s.json", each))[0] for each in (ENDED, kept))
-
-    assert (split.start, split.doubts) == (plain.start, [])
-
-
 def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
     #  | a 11, of 12 | b 8 |  was there before a was freed: a rest of 1 MiB is not split off
     document = snapshot(
@@ -86,17 +79,6 @@ def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
         (12 * MIB, 11 * MIB), (8 * MIB, 8 * MIB),
     ]  # fmt: skip
     assert found.recorded_allocated_bytes == 20 * MIB
-
-
-def test_each_device_has_a_history_of_its_own(tmp_path):
-    document = snapshot(
-        [segment(START, (2 * MIB, 0), kind="small"), segment(START, (20 * MIB, 0), device=1)],
-        life(START, 512), life(START, 3 * MIB),
-    )  # fmt: skip
-    report = snapshot_memory(write(tmp_path / "s.pickle", document))
-
-    peaks = [(each.device, each.peak_allocated_bytes, each.peak_reserved_bytes) for each in report.devices]
-    assert peaks == [("cuda:0", 512, 2 * MIB), ("cuda:1", 3 * MIB, 20 * MIB)]
 
 
 def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
@@ -122,27 +104,6 @@ def test_its_settings_are_those_of_the_replay(tmp_path):
     }
     found = only(tmp_path, document)
     assert found.settings == Settings()
-
-
-def test_requests_of_a_private_pool_stay_in_it(tmp_path):
-    #  the graph's segment is free, but the program's request gets one of its own
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), pool=(0, 7)), segment(OTHER, (20 * MIB, 0))],
-        [
-            event("segment_alloc", START, 20 * MIB, pool=(0, 7)),
-            *life(START, 4 * MIB, pool=(0, 7)),
-            event("segment_alloc", OTHER, 20 * MIB),
-            *life(OTHER, 4 * MIB),
-        ],
-    )
-    found = only(tmp_path, document)
-
-    assert usage(found.requests, start=found.start).peak_reserved_bytes == 40 * MIB
-    for each in document["device_traces"][0]:
-        del each["pool_id"]  # before pytorch#177717 events do not name it: the segment at the end does
-    found = only(tmp_path, document)
-    assert [request.private for request in found.requests if request.size] == [1, 0]
-    assert usage(by_rule(found.requests), start=found.start).peak_reserved_bytes == 40 * MIB
 
 
 THIRD = OTHER + (1 << 30)
@@ -178,36 +139,6 @@ def test_a_history_is_replayed_as_it_was_recorded(tmp_path, name):
     assert (replayed.peak_reserved_bytes, replayed.strays) == (peak * MIB, strays)
     assert found.recorded_reserved_bytes == peak * MIB
     assert sum("By the rules alone" in note for note in snapshot_memory(path).notes) == strays
-
-
-def test_where_no_settings_are_told_blocks_show_the_rounding(tmp_path):
-    #  4 steps of 256 MiB from 1 to 2 GiB: 1,100 MiB take 1,280; below that 512 bytes
-    held = [segment(START, (1280 * MIB, 1100 * MIB)), segment(OTHER << 1, (3 * MIB, 3 * MIB), (17 * MIB, 0))]
-    found = only(tmp_path, held)
-
-    assert found.settings.roundup_divisions == (*[0] * 10, 4, *[0] * 5)
-
-
-def test_expandable_ranges_grow_and_shrink(tmp_path):
-    document = snapshot(
-        [segment(START, (20 * MIB, 0), expandable=True)],
-        [
-            event("segment_map", START, 20 * MIB),
-            event("alloc", START, 15 * MIB),
-            event("segment_map", START + 20 * MIB, 20 * MIB),
-            event("alloc", START + 15 * MIB, 15 * MIB),
-            *freed(START + 15 * MIB, 15 * MIB),
-            event("segment_unmap", START + 20 * MIB, 20 * MIB),
-            *freed(START, 15 * MIB),
-        ],
-        settings={"expandable_segments": True},
-    )
-    found = only(tmp_path, document)
-
-    assert (found.start, found.doubts) == ([], [])
-    assert found.recorded_reserved_bytes == 40 * MIB
-    replayed = usage(found.requests, settings=found.settings)
-    assert (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes) == (30 * MIB, 40 * MIB)
 
 
 # Memory that was returned to the device ----------------------------------------------------------
@@ -256,23 +187,6 @@ def test_a_history_is_replayed_with_other_settings(tmp_path):
     assert report.devices[0].peak_reserved_bytes == 20 * MIB
     assert snapshot_memory(path).devices[0].peak_reserved_bytes == 42 * MIB
     assert "recorded with the default settings, replayed with expandable_segments:True" in report.notes
-
-
-def test_what_was_held_at_the_start_is_placed_anew_with_other_settings(tmp_path):
-    #  two segments of 20 MiB, one block of 4 in each: expandable they share a page
-    document = snapshot(
-        [
-            segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0)),
-            segment(OTHER, (16 * MIB, 0), (4 * MIB, 4 * MIB)),
-        ],
-        [],
-    )
-    path = write(tmp_path / "s.pickle", document)
-
-    assert snapshot_memory(path).devices[0].peak_reserved_bytes == 40 * MIB
-    report = snapshot_memory(path, settings=Settings(expandable_segments=True))
-    assert report.devices[0].peak_reserved_bytes == 20 * MIB
-    assert "2 blocks from before the recording placed anew, in order of address" in report.notes
 
 
 def test_a_device_without_room_for_the_start_is_said(tmp_path):
@@ -386,30 +300,6 @@ def test_events_that_cannot_be_are_counted(tmp_path, line, said):
     assert found.recorded_allocated_bytes == 4 * MIB
 
 
-def test_plain_frees_are_whole_ones_where_there_are_no_others(tmp_path):
-    found = doubts(
-        tmp_path, ["alloc", START, 4 * MIB, 0, 0], ["free_requested", START, 4 * MIB, 0, 1],
-        ["alloc", START, 4 * MIB, 0, 2], ["free", START, 4 * MIB, 0, 3],
-    )  # fmt: skip
-
-    assert usage(found.requests).peak_allocated_bytes == 4 * MIB
-    assert len(found.doubts) == 1  # of the missing segment
-
-
-def test_events_that_contradict_the_end_are_counted(tmp_path):
-    document = snapshot(
-        [segment(START, (20 * MIB, 20 * MIB))],
-        [
-            event("alloc", OTHER, 4 * MIB),  # not there at the end, and never freed
-            *life(START, 4 * MIB),  # freed last: another block is there
-            event("segment_alloc", OTHER, 20 * MIB),  # nor is the segment
-        ],
-    )
-    found = only(tmp_path, document)
-
-    assert found.doubts[0].startswith("3 events contradict the segments at the end")
-
-
 def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
     #  the device gave 24 MiB at once for 4: a setting that the file does not name
     document = snapshot(
@@ -419,14 +309,6 @@ def test_a_replay_that_differs_from_the_recording_is_said(tmp_path):
 
     said = "the replayed reserved peak is -16.67% off the recorded one"
     assert any(note.startswith(said) for note in notes)
-
-
-def test_out_of_memory_in_the_recording_is_said(tmp_path):
-    events = [event("oom", 5 * MIB, 40 * MIB), *life(START, 4 * MIB)]
-    document = snapshot([segment(START, (20 * MIB, 0))], events)
-    found = only(tmp_path, document)
-
-    assert found.doubts == ["The recorded program ran out of memory 1 time."]
 
 
 # What is refused ---------------------------------------------------------------------------------
@@ -477,16 +359,6 @@ def test_what_is_no_snapshot_is_refused_in_one_line(tmp_path, content):
         read_snapshot(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_another_kind_of_file_is_told_from_an_empty_snapshot(tmp_path):
-    for content, said in (
-        (b'{"traceEvents": []}', "is not a memory"),
-        (b'{"segments": []}', "holds no segments"),
-    ):
-        (tmp_path / "file").write_bytes(content)
-        with pytest.raises(TraceError, match=said):
-            read_snapshot(tmp_path / "file")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

@@ -9,7 +9,6 @@ from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import memory_of
 from daydream.memory.reserved import reserved_for, start_of
-from daydream.memory.settings import Settings
 
 MIB = 2**20
 WEIGHT = {**PARAMETER, "device": "cuda:0", "shape": [3 * MIB // 4], "gradient_bytes": 0}  # 3 MiB
@@ -57,11 +56,6 @@ def test_what_lay_cached_counts(tmp_path):
     assert device.peak_allocated_bytes == 15 * MIB
 
 
-def test_free_blocks_that_touch_serve_one_request(tmp_path):
-    apart = segment(1 << 30, 3 * MIB, -8 * MIB, -8 * MIB, 1 * MIB)
-    assert reserved(recorded(tmp_path, apart, asked=16 * MIB)) == 20 * MIB
-
-
 def test_rows_lie_where_they_are_freed_else_in_blocks_of_their_size(tmp_path):
     recording = Recording(device=0, before=4 * MIB)
     recording.held["old"] = (5 << 30, MIB)  # from before the recording, and freed in it
@@ -86,11 +80,6 @@ def test_rows_lie_where_they_are_freed_else_in_blocks_of_their_size(tmp_path):
     assert start.inside == {old: MIB, weight: 3 * MIB}
 
 
-def test_other_settings_place_all_of_it_anew(tmp_path):
-    trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
-    assert reserved(trace, settings=Settings()) == reserved(recorded(tmp_path))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -106,10 +95,6 @@ def test_segments_that_cannot_be_are_not_used(tmp_path, wrong):
     said = " ".join(memory_of(recorded(tmp_path, *wrong)).notes)
     assert "1 segment that the allocator of cuda:0 held before the recording contradicts itself" in said
     assert "none of its segments is used" in said
-
-
-def test_sound_segments_are_no_contradiction(tmp_path):
-    assert "contradict" not in " ".join(memory_of(recorded(tmp_path, APART)).notes)
 
 
 def test_segments_that_grow_go_on_growing(tmp_path):

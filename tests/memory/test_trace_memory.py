@@ -13,19 +13,13 @@ from shared import shared_trace
 from view_text import view_text
 
 import daydream
-from daydream.memory.allocations import BEFORE, EVENT
-from daydream.memory.lifetimes import allocations
-from daydream.memory.pairing import paired, recorded_memory
-from daydream.memory.prediction import MemoryChange, memory_after
-from daydream.memory.report import held_over_time, memory_of
+from daydream.memory.report import memory_of
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.report.html.page import page
 from daydream.report.perfetto import events as timeline_events
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
-MIB = 2**20
-RESERVED_BEFORE = "a100_particle_transformer_forward_batch8"  # it ran behind something larger
 # file -> MiB at most allocated and reserved, as the recording's totals have them
 WITH_TOTALS = {
     "a100_particle_transformer_forward_batch128": (3161.2, 3226.0),
@@ -72,35 +66,6 @@ def test_the_peak_says_when_and_who(training):
     json.dumps(report.to_json())
 
 
-def test_holders_name_what_would_make_them_smaller(training):
-    (device,) = memory_of(training).devices
-
-    found = {(each.name, each.kind): (each.bytes, each.whatif) for each in device.holders}
-    assert found["a", "optimizer_state"] == (4000, "offload-optimizer")
-    assert found["aten::mm a", "activation"] == (2048, "checkpointing")
-    assert sum(each.bytes for each in device.holders) == device.peak_allocated_bytes
-
-
-def test_the_recorded_reserved_memory_counts_and_a_change_leaves_as_much_unused(tmp_path):
-    recording = Recording(device=0)
-    recording.inside("aten::mm", ("a", 4096), ("large", 11 * MIB), "a", "large")
-    trace = recording.trace(tmp_path)
-    report = memory_of(trace)
-
-    device, *_ = report.devices
-    assert device.peak_allocated_bytes == 11 * MIB + 4096
-    assert device.peak_reserved_bytes == device.recorded_reserved_bytes == 16 * MIB
-    # A small segment; 11 MiB rounded to 2 MiB: 14 of 16 MiB.
-    assert "requests replayed need 14.00 MiB, -12%" in "".join(report.notes)
-    gone = MemoryChange("half", lambda held: held.scale(held["bytes"] > MIB, 6 / 11))
-    found = memory_after(allocations(trace), [gone])
-    assert found.before_reserved_bytes == 16 * MIB
-    assert found.after_bytes == 6 * MIB + 4096
-    assert found.after_reserved_bytes == 16 * MIB - 5 * MIB  # 5 of 11 MiB go, 5 MiB less 4 KiB stay unused
-    trace.memory.columns["reserved_bytes"][:] = MIB  # less than is held: no total of it
-    assert memory_of(trace).devices[0].peak_reserved_bytes == 14 * MIB
-
-
 @pytest.mark.parametrize("name", [*WITH_TOTALS, *OF_2021])
 def test_peaks_of_public_traces_and_their_parts_add_up(name):
     report = memory_of(public(name))
@@ -109,17 +74,6 @@ def test_peaks_of_public_traces_and_their_parts_add_up(name):
     for each in report.devices:
         for parts in (each.by_kind, each.by_phase, each.by_layer):
             assert sum(parts.values()) == each.peak_allocated_bytes
-
-
-@pytest.mark.parametrize("name", WITH_TOTALS)
-def test_reserved_memory_of_public_traces(name):
-    report = memory_of(public(name))
-
-    device = report.devices[0]
-    assert device.peak_reserved_bytes == device.recorded_reserved_bytes
-    off = device.replayed_reserved_bytes / device.recorded_reserved_bytes - 1
-    assert off < -0.5 if name == RESERVED_BEFORE else abs(off) <= 0.03
-    assert any("replayed need" in note for note in report.notes) == (name == RESERVED_BEFORE)
 
 
 changes = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10**6), st.integers(-1, 1)), max_size=60)
@@ -167,14 +121,6 @@ def test_names_from_a_trace_cannot_steer_a_terminal(tmp_path):
     assert "\x1b" not in str(view_text(memory_of(recording.trace(tmp_path)), verbose=True))
 
 
-def test_memory_over_time_begins_with_what_was_there(training):
-    (one,) = held_over_time(training)
-    held = allocations(training)
-    assert one.held_bytes[0] == held["bytes"][held["begin"] == BEFORE].sum()
-    assert one.held_bytes.max() == held.peak(0, -1)[0]
-    assert (np.diff(one.time_ns) >= 0).all()
-
-
 def test_timelines_and_reports_show_it(training):
     replay = daydream.replay(training)
     counters = [each for each in timeline_events(replay) if each["name"] == "memory: cpu"]
@@ -198,38 +144,6 @@ def test_ranks_and_devices_of_any_number_are_told_apart():
 
 
 # Recorded peaks of the public traces: exact at every event where totals were recorded
-
-
-@pytest.mark.parametrize("name", WITH_TOTALS)
-def test_what_is_held_is_the_recorded_total_at_every_event_and_its_peak_is_told(name):
-    trace = public(name)
-    own = np.flatnonzero(trace.memory["device"] == 0)
-
-    held = paired(trace, trace.memory)
-
-    places, totals = held.held(0, 0)
-    assert (places[1:] // EVENT).tolist() == own.tolist()
-    assert totals[1:].tolist() == trace.memory["allocated_bytes"][own].tolist()
-    assert held.notes == []
-    found = recorded_memory(trace.memory)[0]
-    told = (round(found.peak_allocated_bytes / MIB, 1), round((found.peak_reserved_bytes or 0) / MIB, 1))
-    assert (found.device, told) == ("cuda:0", WITH_TOTALS[name])
-    assert not [note for note in trace.metadata["notes"] if "memory" in note]
-
-
-@pytest.mark.parametrize("name", OF_2021)
-def test_traces_of_2021_have_sizes_alone(name):
-    trace = public(name)
-    on_gpu = trace.memory["device"] == 0
-
-    found = recorded_memory(trace.memory)[0]
-    held = paired(trace, trace.memory)
-
-    assert set(trace.memory["address"].tolist()) == {-1}
-    assert round(found.peak_allocated_bytes / MIB, 1) == OF_2021[name]
-    assert held.peak(0, 0)[0] == found.peak_allocated_bytes
-    assert held.held(0, 0)[1][-1] == trace.memory["bytes"][on_gpu].sum() == 0  # all was freed again
-    assert found.since_start
 
 
 def test_the_headline_is_what_the_allocator_recorded():

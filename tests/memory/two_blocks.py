@@ -197,15 +197,6 @@ def two_blocks(steps=3):
     return program.trace(named, parameters=PARAMETERS, optimizers=[ADAM])
 
 
-def cut_before_the_last_backward_pass():
-    """The trace of three steps whose memory events end with the last forward pass."""
-    trace = two_blocks()
-    backward = (trace["step"] == 2) & (trace["phase"] == trace.code("phase", BACK))
-    before = trace.memory["time_ns"] < trace["start_ns"][backward].min()
-    trace.memory = trace.memory.take(np.flatnonzero(before))
-    return trace
-
-
 def held_when(held, op, step=1):
     """What is held when an operator first asks for memory in a step, the most first."""
     asks = held.where(op=f"^{op}$") & (held["step"] == step)

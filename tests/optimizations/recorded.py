@@ -196,16 +196,6 @@ def refuses(words, optimization, *given, **options):
     assert not isinstance(refused.value, NotApplicableError)
 
 
-def makespans(optimization, make, option, values):
-    """Return how long the work takes with each of these values of an option."""
-    found = []
-    for value in values:
-        graph = make()
-        optimization(graph, **{option: value})
-        found.append(makespan(graph))
-    return found
-
-
 def makespan(graph):
     """Return how long the work takes, in ns."""
     return simulate(graph).makespan_ns

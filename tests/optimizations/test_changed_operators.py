@@ -110,15 +110,6 @@ def test_sparsity_is_two_of_four_or_a_fraction(sparsity):
     refuses("sparsity must be 2:4 or a fraction", pruning, recorded(product()), sparsity=sparsity)
 
 
-@pytest.mark.parametrize("shapes", [SQUARE, THIN])
-@pytest.mark.parametrize("device", [A100, H100])
-@pytest.mark.parametrize("ns", [50, 5_005, 20_005, 900_005])
-def test_no_product_becomes_more_than_twice_as_fast_or_slower(shapes, device, ns):
-    graph = recorded(product(shapes, ns), device=device)
-    pruning(graph, product_speedup=2.0)
-    assert ns / 2 <= ns_by_name(graph, phase="forward")[GEMM] <= ns
-
-
 # Quantization
 
 
@@ -302,14 +293,6 @@ def test_every_change_of_an_operator_goes_by_what_was_measured(name, op, options
     assert work_of(graph) == {**RECORDED, f"aten::{op}": RECORDED[f"aten::{op}"] + 400}
 
 
-def test_a_change_that_is_not_measured_promises_no_more_than_its_share():
-    graph = two_layers()
-    before = makespan(graph)
-    nothing_left = [row("gelu", "forward", 2_000, 0), row("gelu", "backward", 4_000, 0)]
-    edit_of(parse("replace"), {}, KernelTable(nothing_left, "cpu")).make(graph)
-    assert makespan(graph) == before - 3_000 - 5_000
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -324,15 +307,3 @@ def test_times_that_cannot_be_are_refused_by_row(tmp_path, line):
     file.write_text(f"op,shapes,dtype,before_ns,phase,duration_ns\n{line}\n")
     with pytest.raises(FileError, match=r"times.csv, row 2: a time needs"):
         KernelTable.load(file)
-
-
-def test_a_table_of_times_in_place_is_read_from_a_file(tmp_path):
-    file = tmp_path / "times.csv"
-    file.write_text(
-        "op,shapes,dtype,before_ns,phase,duration_ns\n"
-        'aten::gelu,"[[64, 1024], []]",float32,2000,forward,1000\n'
-    )
-    table = KernelTable.load(file)
-    assert len(table) == 1
-    key = table.key_in_place("gelu", "[[64, 1024]]", "float32")
-    assert table.in_place[key][0] == (2000.0, 1000.0)

@@ -1,13 +1,11 @@
 """Cheaper all-reduces, blueconnect, dgc and compression: each answer worked out by hand."""
 
-from functools import partial
-
 import pytest
 from daydream.optimizations._communication import blueconnect
 from daydream.optimizations.compression import compression, dgc
 from daydream.optimizations.ddp import ddp
 from graph.small_graphs import named
-from recorded import does_not_apply, makespan, makespans
+from recorded import does_not_apply, makespan
 from training_programs import A100, buckets_of, exchanged, times, training
 
 from daydream import GraphError, NotApplicableError
@@ -64,17 +62,6 @@ def test_one_bucket_crosses_the_network_while_another_is_summed_inside(lab):
     assert makespan(graph) == 10 + first + 2 * (over + back) + last + 5
 
 
-def test_half_the_time_of_a_plain_all_reduce_stays_half(lab):
-    machines, nbytes = find_cluster(lab), 10**8
-    graph = buckets_of(nbytes, duration=machines.all_reduce_ns(nbytes, 4) // 2)
-    blueconnect(graph, cluster=lab, workers=4)
-    halves = [round(part / 2) for part in parts_of(machines, nbytes)]
-    assert all(
-        abs(got - half) <= 1
-        for got, half in zip(graph.select(kind="collective").duration_ns.tolist(), halves, strict=True)
-    )
-
-
 @pytest.mark.parametrize(
     ("graph", "options", "words"),
     [
@@ -112,17 +99,6 @@ def test_workers_send_the_largest_gradients_only():
     assert named(graph, "compress").lane.tolist() == ["stream 7"]
     assert len(graph.select(name="^(compress|all-gather|decompress)$").launches()) == 3
     assert graph.lint() == []
-
-
-def test_a_short_all_gather_takes_what_any_collective_takes():
-    graph = exchanged()
-    dgc(graph, workers=2)
-    assert graph.select(kind="collective").duration_ns.tolist() == [6_600]
-
-
-def test_sending_more_is_never_faster():
-    ends = makespans(partial(dgc, workers=2), exchanged, "ratio", (0.001, 0.01, 0.1, 0.5, 1.0))
-    assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +166,6 @@ def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
     # The matrix's P of 2 x 10 values with the vector's 1,000, then Q of 2 x 100.
     assert graph.select(kind="collective").bytes.tolist() == [(20 + 1000) * 4, 200 * 4]
     assert "1 of 2 gradients per step" in " ".join(graph.facts.notes)
-
-
-def test_a_higher_rank_is_never_faster():
-    ends = makespans(compression, exchanged, "rank", (1, 2, 3, 4))
-    assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize(

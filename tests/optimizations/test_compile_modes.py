@@ -58,22 +58,6 @@ def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
     assert launches(graph) == [one, one, *before[6:9], *before[9:12], one, one, before[18]]
 
 
-def test_the_forward_pass_of_some_layers_only():
-    graph = on_device()
-    before = launches(graph)
-    cuda_graphs(graph, layer="blocks.1", phase="forward", launch_us=0.001)
-    assert launches(graph) == [*before[:3], "cudaGraphLaunch", *before[6:]]
-
-
-def test_a_part_takes_no_more_than_its_own_cpu_time():
-    graph = on_device()
-    whole = graph.select(kind="cpu").total("duration_ns")
-    block = graph.select(kind="cpu", phase="forward", layer="blocks.1").total("duration_ns")
-    cuda_graphs(graph, layer="blocks.1", phase="forward", launch_us=0.001)
-    left = graph.select(kind="cpu").total("duration_ns")
-    assert whole - left <= block - 1  # the call itself takes 1 ns
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -119,16 +103,6 @@ def test_operators_whose_result_python_asks_for_break_the_graph(op):
         costs.append(graph.select(name="guards and wrappers").total("duration_ns"))
     assert costs[0] == costs[1]
     does_not_apply("4 operators of a forward pass break the graph", compile_, on_device(asks=[op] * 4))
-
-
-def test_each_break_costs_a_compiled_function_more():
-    costs = []
-    for breaks in (0, 3):
-        graph = on_device(optimizer=False)
-        compile_(graph, graph_breaks=breaks)
-        costs.append(graph.select(name="guards and wrappers").total("duration_ns"))
-    call, one_break = FORWARD.call_ns + BACKWARD.call_ns, FORWARD.break_ns + BACKWARD.break_ns
-    assert costs == [call, call + 3 * one_break]
 
 
 def test_reduce_overhead_launches_each_compiled_pass_as_one_graph():
@@ -223,12 +197,6 @@ def broken(*, step=0, program=None, pieces=2, **metadata):
             with call, program.range("cpp_fused_relu_backward", "operator", phase="backward"):
                 program.now += 10_000
     return program.graph(vendor="cpu", **metadata)
-
-
-def test_breaks_are_named_with_their_line_and_their_cost():
-    (found,) = breaks_of(broken(graph_breaks=BREAKS))
-    assert (found.source, found.reason, found.count) == ("train.py(12): forward", "Call to print", 1)
-    assert found.ns == 7_000  # the wrapper of the first graph, and Python up to the second
 
 
 def test_each_break_is_told_by_the_frame_that_broke():

@@ -1,7 +1,6 @@
 """DistributedDataParallel and its buckets: each answer worked out by hand."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, does_not_apply, makespan, makespans, noted
+from recorded import Program, makespan, noted
 from shared import shared_replay
 from training_programs import (
     A100,
@@ -46,13 +45,6 @@ def test_buckets_are_reduced_beside_the_backward_pass_and_the_optimizer_waits():
     assert ran["all-reduce"] == [(166, 166 + 40), (226, 226 + 40)]
     assert ran["update"] == [(266, 266 + 30)]
     assert graph.lint() == []
-
-
-def test_one_bucket_begins_with_the_last_gradient():
-    graph = training()
-    ddp(graph, workers=2, bandwidth=100.0)
-    assert times(graph)["all-reduce"] == [(226, 226 + 80)]
-    assert makespan(graph) == 226 + 80 + 30
 
 
 def test_each_all_reduce_brings_a_launch_and_the_thread_goes_on():
@@ -104,16 +96,6 @@ def test_of_several_backward_passes_the_last_one_is_reduced():
     assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
 
-def test_on_a_cpu_the_thread_waits():
-    #  thread      |forward 50|forward 50|grad 1 60|gradient 2|grad 0 60|gradient 2|    |update 30|
-    #  all-reduce                                          162|40|               224|40|
-    graph = two_layers_on_a_cpu()
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
-    ran = times(graph)
-    assert ran["all-reduce"] == [(162, 202), (224, 264)]
-    assert ran["aten::add_"] == [(264, 264 + 30)]
-
-
 def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
     #  thread     ...|gradient 2|in|grad 0 60|gradient 2|in|   |back 1|         |back 0|update 30|
     #  all-reduce                  |10,000                     |10,000          |
@@ -128,14 +110,6 @@ def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
     behind = second + took
     assert ran["copy from bucket"] == [(first + took, first + took + copy), (behind, behind + copy)]
     assert ran["aten::add_"] == [(behind + copy, behind + copy + 30)]
-
-
-def test_a_bucket_is_full_at_its_size_and_never_divides_a_gradient():
-    same = [(0, 0, "float32")] * 5
-    assert assign([4, 4, 4, 4, 4], same, [8]).tolist() == [0, 0, 1, 1, 2]
-    assert assign([1, 9, 1, 2, 9], same, [1, 10]).tolist() == [0, 1, 1, 2, 2]
-    types = [(0, 0, "float32"), (0, 0, "float16"), (0, 0, "float32"), (0, 0, "float16"), (0, 0, "float32")]
-    assert assign([4, 4, 4, 4, 4], types, [8]).tolist() == [0, 1, 0, 1, 2]
 
 
 @given(
@@ -167,16 +141,6 @@ def test_sizes_that_the_trace_does_not_tell_can_be_given():
     assert times(graph)["all-reduce"] == [(226, 226 + 80)]
 
 
-def test_ddp_on_more_bandwidth_or_fewer_workers_is_never_slower():
-    make, buckets = partial(training, steps=2), partial(ddp, bucket_mb=ONE)
-    by_bandwidth = makespans(partial(buckets, workers=4), make, "bandwidth", (1.0, 10.0, 100.0, 1e6))
-    assert by_bandwidth == sorted(by_bandwidth, reverse=True)
-    # A network without limits costs the launches only, which the device does not wait for.
-    assert by_bandwidth[-1] == 6 + 2 * (2 * 50 + 2 * 60 + 30)
-    by_workers = makespans(partial(buckets, bandwidth=10.0), make, "workers", (2, 4, 8, 64))
-    assert by_workers == sorted(by_workers)
-
-
 @pytest.mark.parametrize(
     ("graph", "options", "error", "words"),
     [
@@ -190,15 +154,6 @@ def test_ddp_on_more_bandwidth_or_fewer_workers_is_never_slower():
 def test_ddp_says_why_it_does_not_apply(graph, options, error, words):
     with pytest.raises(error, match=words):
         ddp(graph(), **options)
-
-
-def test_a_named_cluster_prices_the_buckets_and_grows_to_hold_the_workers():
-    graph = training()
-    ddp(graph, workers=16, cluster="dgx-a100")
-    assert graph.select(kind="collective").duration_ns.tolist() == [
-        find_cluster("dgx-a100:2").all_reduce_ns(8000, 16)
-    ]
-    assert "2 nodes of 8 GPUs" in " ".join(graph.facts.notes)
 
 
 # bucket-size
@@ -320,15 +275,6 @@ def test_buckets_of_unknown_size_are_as_large_as_they_took_long(phases):
     assert graph.lint() == []
 
 
-def test_parts_of_buckets_of_unknown_size_begin_behind_the_work_before_them():
-    graph = unsized()
-    bucket_size(graph, bucket_mb=14.0)
-    ran = times(graph)
-    assert graph.select(kind="collective").bytes.tolist() == pytest.approx([15 * 2**20] * 4, rel=0.02)
-    assert ran["all-reduce"][0][0] >= ran["g1"][0][1]
-    assert ran["all-reduce"][0][0] < ran["g2"][0][1]
-
-
 UPDATE = "void at::native::vectorized_elementwise_kernel<4, at::native::add>"
 
 
@@ -355,11 +301,3 @@ def test_without_operators_products_of_weights_complete_the_gradients():
     assert ran["all-reduce"][1][0] >= ran["sgemm_32x32_nt"][0][1]
     assert ran[UPDATE][0][0] >= ran["all-reduce"][1][1]
     assert graph.lint() == []
-
-
-def test_gradients_of_several_passes_over_multi_tensor_lists_are_asked_for():
-    graph = without_operators()
-    graph.select(phase="optimizer", kind="kernel").set(name="multi_tensor_apply_kernel")
-    does_not_apply("--gradient-mb", ddp, graph, workers=2, bandwidth=100.0)
-    ddp(graph, workers=2, bandwidth=100.0, gradient_mb=8.0)
-    assert graph.select(kind="collective").total("bytes") == 8 * 2**20

@@ -3,7 +3,7 @@
 import pytest
 from daydream.optimizations._offload import gist, vdnn
 from graph.small_graphs import named
-from recorded import Program, does_not_apply, makespan, makespans, refuses, thread_and_stream
+from recorded import Program, does_not_apply, makespan, refuses, thread_and_stream
 from training_programs import times
 
 from daydream import GraphError, NotApplicableError, simulate
@@ -67,18 +67,6 @@ def test_an_earlier_prefetch_does_not_stall():
     assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [190, 254, 318]
 
 
-def test_more_bandwidth_is_never_slower_and_none_of_it_is_free():
-    times = makespans(vdnn, convolutions, "bandwidth", (10.0, 100.0, 1e3, 1e6))
-    assert times == sorted(times, reverse=True)
-    assert times[-1] == 6 + 3 * 50 + 3 * 60
-
-
-def test_the_memory_saved_is_told():
-    graph = convolutions(shapes=[[2**20, 2]])
-    vdnn(graph, bandwidth=1e9)
-    assert graph.facts.notes[-1].startswith("Up to 16 MiB")  # two maps of 2**21 floats
-
-
 @pytest.mark.parametrize(
     ("graph", "options", "error", "words"),
     [
@@ -117,20 +105,6 @@ def test_a_kernel_as_short_as_any_is_all_fixed_cost():
     assert graph.select(name="^(encode|decode)$").duration_ns.tolist() == [40] * 4
     assert makespan(graph) == 6 + 2 * (40 + 40) + 2 * (40 + 60)
     assert len(graph.select(name="^(encode|decode)$").launches()) == 4
-
-
-def test_a_trace_with_short_kernels_tells_the_fixed_cost():
-    # Of 40 ns 4 are fixed; of the rest encoding to half the size moves 1.5 of 2 parts.
-    graph = activations(tiny=4)
-    gist(graph, ratio=2.0)
-    assert set(graph.select(name="^(encode|decode)$").duration_ns.tolist()) == {4 + 36 * 3 // 4}
-    # Two outputs of 4,000,000 B at half their size.
-    assert graph.facts.notes[-1].startswith(f"Feature maps take {4_000_000 / 2**20:,.0f} MiB less")
-
-
-def test_a_higher_ratio_is_never_slower():
-    times = makespans(gist, lambda: activations(tiny=1), "ratio", (1.0, 2.0, 8.0, 32.0))
-    assert times == sorted(times, reverse=True)
 
 
 def test_layers_that_cannot_be_told_apart_are_refused():

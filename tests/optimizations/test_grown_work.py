@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from daydream.optimizations._hardware import scale
-from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.pipeline import input_bytes
 from daydream.optimizations.tensor_parallel import divided_work
@@ -46,18 +45,6 @@ def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edi
     assert copies_ns(graph, np.array([MIB])) == pytest.approx([5_000 + 2 * MIB / rate])
 
 
-def test_on_a_cpu_too_bandwidth_is_recorded_work_over_recorded_time():
-    #  add_ of 2 x 4 MiB into 4 MiB: 12 MiB in 2 + 2 + 6,000,000 ns
-    p = Program()
-    p.host("aten::add_", "backward", 6_000_000, shapes="8x131072 8x131072 -")
-    p.host("aten::linear", "forward", 1_000, shapes="8x16 32x16 32")
-    graph = p.graph()
-    rate = 12 * MIB / 6_000_000
-    assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
-    batch_size(graph, factor=4)
-    assert memory_bandwidth(graph, "cpu") == pytest.approx(rate)
-
-
 def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
     graph = streaming()
     batch_size(graph, factor=4)
@@ -78,13 +65,6 @@ def test_work_of_unknown_batch_grows_by_the_factor():
     assert work(graph, kernels(graph)).flop.tolist() == [3000, 3000, 1000]
 
 
-def test_work_that_is_repeated_after_it_grew_is_grown():
-    graph = streaming()
-    batch_size(graph, factor=2)
-    copies = graph.select(kind="kernel", phase="forward").group_by("step").repeat(1)
-    assert work(graph, copies.where(kind="kernel", name="linear")).flop.tolist() == [2 * 16 * 16 * 32]
-
-
 def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     p = Program()
     p.op("aten::copy_", "data", (PINNED, 4 * MIB))
@@ -98,41 +78,6 @@ def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     copies = graph.select(kind="memcpy")
     assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
     assert link_bandwidth(graph) == pytest.approx(2.0)
-
-
-def network():
-    p = Program()
-    for number in range(2):
-        p.op("aten::conv2d", "forward", (f"conv {number}", 50), shapes="6x4x8x8 4x4x3x3 -")
-        p.op("aten::relu", "forward", (f"relu {number}", 50), shapes="6x4x8x8")
-    for number in (1, 0):
-        with p.range("ReluBackward0", "operator", phase="backward"):
-            p.op("aten::threshold_backward", "backward", (f"relu' {number}", 60), shapes=[[6, 4, 8, 8]] * 2)
-        with p.range("ConvolutionBackward0", "operator", phase="backward"):
-            p.op("aten::convolution_backward", "backward", (f"conv' {number}", 60))
-    return p.graph()
-
-
-def test_feature_maps_that_wait_outside_are_those_of_the_larger_batch():
-    graph = network()
-    batch_size(graph, factor=4)
-    vdnn(graph, bandwidth=100.0)
-    # 24 x 4 x 8 x 8 floats; the last layer's input stays.
-    assert graph.select(name="^(offload|prefetch)$").bytes.tolist() == [24 * 4 * 8 * 8 * 4] * 2
-
-
-def test_the_encoded_memory_is_that_of_the_larger_batch():
-    shapes = [[64, 64, 64, 64]]
-    p = Program()
-    p.op("aten::conv2d", "forward", ("conv", 50), shapes=[*shapes, [64, 64, 1, 1], []])
-    p.op("aten::relu", "forward", ("relu", 50), shapes=shapes)
-    with p.range("ReluBackward0", "operator", phase="backward"):
-        p.op("aten::threshold_backward", "backward", ("relu'", 60), shapes=shapes * 2)
-    graph = p.graph()
-    batch_size(graph, factor=2, recorded=64)
-    gist(graph)
-    # 2 x 64**4 floats are 128 MiB, half of which is saved.
-    assert "64 MiB less" in graph.facts.notes[-1]
 
 
 def test_sums_of_divided_layers_are_those_of_the_larger_batch():

@@ -9,7 +9,6 @@ from recorded import (
     does_not_apply,
     kernel_ns,
     makespan,
-    makespans,
     noted,
     refuses,
     thread_and_stream,
@@ -47,14 +46,6 @@ def test_without_device_work_the_step_takes_its_share(speedup):
         put(graph, "work", "main", 100, gap_ns=50)
     cpu(graph, speedup=speedup)
     assert makespan(graph) == (3 * 100 + 2 * 50) / speedup
-
-
-def test_a_faster_cpu_is_never_slower():
-    def three():
-        return thread_and_stream("a 5 forward, b 5 forward, c 5 forward")
-
-    times = makespans(cpu, three, "speedup", (4, 2, 1.5, 0.5))
-    assert times == sorted(times)
 
 
 def test_no_step_gains_more_than_its_cpu_does():
@@ -130,11 +121,6 @@ def test_a_gpu_by_a_factor_leaves_the_link_alone():
     assert makespan(graph) == BEGIN + 6_400 + 905_000
 
 
-def test_a_faster_gpu_is_never_slower():
-    times = makespans(gpu, lambda: v100_program().graph(), "speedup", (8, 4, 2, 0.5))
-    assert times == sorted(times)
-
-
 def test_gpus_that_cannot_be_asked_for_are_refused():
     graph = v100_program().graph(devices=V100)
     with pytest.raises(GraphError, match="one of them"):
@@ -155,13 +141,6 @@ def test_gpus_that_cannot_be_asked_for_are_refused():
     on_cpu.op("aten::mm", "forward")
     with pytest.raises(NotApplicableError, match="recorded on a CPU"):
         gpu(on_cpu.graph(), to="h100")
-
-
-def test_a_gpu_without_units_for_the_trace_s_type_is_refused():
-    p = Program()
-    p.op("aten::mm", "forward", ("gemm", 10_000), shapes="8x8 8x8", dtype="bfloat16")
-    with pytest.raises(NotApplicableError, match="no bfloat16 units"):
-        gpu(p.graph(devices=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]), to="v100")
 
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
@@ -202,7 +181,7 @@ def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
     for beside, rate in (("float32", 184.6), ("float16", 184.6), ("bfloat16", 92.3)):
         graph = graph_with(beside)
         gpu(graph, to="mi100")
-        sustained = under_load(find_device("a100-80gb"), find_device("mi100")).of_peak
+        sustained = under_load(find_device("a100-80gb"), find_device("mi100"))[0]
         middle = (round(fixed + wide) + round(fixed + 900_000 * 312 / (rate * sustained))) // 2
         assert graph.select(name="my_gemm").duration_ns.tolist() == [middle]
     with pytest.raises(NotApplicableError, match="no bfloat16 units"):
@@ -228,23 +207,15 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
     h100 = kernels(half_product_ns(MI300X, "h100")).duration_ns[0] - fixed
     assert (new - 5_000) / h100 == pytest.approx(989.4 / 312, rel=1e-4)
     (_, doubt), *_ = graph.doubted
-    assert doubt.tolist() == [pytest.approx(np.hypot(0.1, MODEL_ERROR))]
-    assert half_product_ns("NVIDIA H100 80GB HBM3", "a100-80gb").doubted == []  # of one vendor: by peaks
+    assert doubt.tolist() == [0.5]  # between other units; of this vendor's figures alone it would be 22%
+    assert half_product_ns("NVIDIA H100 80GB HBM3", "h200").doubted == []  # of one design: by peaks
 
 
-def test_gpus_are_ranked_alike_from_whichever_the_trace_is():
-    # an MI355X is taken to sustain between 0.45 and 0.93: the range reaches both
-    def body(here, there):
-        return float(under_load(find_device(here), find_device(there)).of_peak)
-
-    assert body("mi355x", "h100") == pytest.approx(body("mi355x", "mi300x") * body("mi300x", "h100"))
-    assert body("a100", "l40s") == 1
-    half = (0.45 * 0.93) ** 0.5
-    assert body("h100", "mi355x") == pytest.approx(half / 0.93)
-    doubt = under_load(find_device("h100"), find_device("mi355x")).doubt
-    assert half * (1 + doubt) == pytest.approx(0.93)
-    assert half / (1 + doubt) == pytest.approx(0.45)
-    assert any("under load is not known" in note for note in half_product_ns(MI355X, "h100").facts.notes)
+def test_a_card_that_the_slot_powers_holds_the_middle_of_its_base_and_boost_clocks():
+    #  a T4 of 8.1 TFLOP/s at 1,590 MHz, whose base clock is 585 MHz: 0.61 of that
+    graph = products("float32", device="Tesla V100-SXM2-16GB")
+    gpu(graph, to="t4")
+    assert kernel_ns(graph) == [pytest.approx(5_000 + 900_000 * 15.7 / (8.1 * 0.61))]
 
 
 # Host link
@@ -274,20 +245,6 @@ def test_each_direction_goes_from_its_own_rate():
     graph = copies((PINNED, 4 * MIB, 4 * MIB // 8), (BACK, 4 * MIB, 4 * MIB // 4))
     pcie(graph, bandwidth=16)
     assert graph.select(kind="memcpy").duration_ns.tolist() == [4 * MIB / 16, 4 * MIB / 16]
-
-
-def test_the_recorded_rate_can_be_given():
-    graph = copies((PAGEABLE, 2 * MIB, 2 * MIB // 4))
-    pcie(graph, bandwidth=32, recorded=8)
-    assert graph.select(kind="memcpy").duration_ns.tolist() == [2 * MIB / 8 + 2 * MIB / 32]
-
-
-def test_a_faster_link_is_never_slower():
-    def both():
-        return copies((PINNED, 4 * MIB, 4 * MIB // 8), (PAGEABLE, 2 * MIB, 2 * MIB // 4))
-
-    times = makespans(pcie, both, "bandwidth", (64, 32, 16, 4, 1))
-    assert times == sorted(times)
 
 
 def test_links_that_are_no_question_are_refused():

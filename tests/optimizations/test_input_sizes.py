@@ -7,7 +7,7 @@ from daydream.optimizations._optimizer import fused_adam
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from graph.small_graphs import kernels
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespan, makespans, noted, of_calls, refuses
+from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_calls, refuses
 from shared import shared_replay
 
 from daydream import Graph
@@ -43,11 +43,6 @@ def test_work_by_token_grows_with_the_length_and_scores_with_its_square():
     sequence_length(graph, length=30)
     assert grown(graph) == [3, 9, 9, 3, 3, 1, 1]
     assert makespan(graph) == BEGIN + 7 * 5_000 + 75_000 * (3 + 9 + 9 + 3 + 3 + 1 + 1)
-
-
-def test_a_shorter_sequence_is_never_slower():
-    times = makespans(sequence_length, attention, "length", (5, 20, 40, 80))
-    assert times == sorted(times)
 
 
 @pytest.mark.parametrize("tokens", [16, 8])  # the width, and that of a head
@@ -185,11 +180,6 @@ def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
     assert isnan(found.results[4])  # no product
 
 
-def test_half_a_sequence_halves_every_product():
-    # 16 features and 64 are multiples of the length 8, too: 24 rows are 3 samples of 8 tokens.
-    assert growth(products(INPUT, WEIGHT, OLD), 8, 4).flop[:4].tolist() == [0.5] * 4
-
-
 def test_a_product_of_parameters_alone_stays():
     found = growth(products("5x16 16x64"), 8, 16)
     assert (found.flop[1], found.nbytes[1]) == (1, 1)
@@ -223,13 +213,6 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     by_length = growth(graph, 10, 20, every=True)
     assert by_length.nbytes.tolist() == pytest.approx([210 / 55, 190 / 45, 2])
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
-
-
-def test_as_many_features_as_pairs_are_no_pairs():
-    graph = of_calls("linear 2x10x16 45x16 45", "gelu 2x10x45")
-    found = growth(graph, 10, 20, every=True)
-    assert found.nbytes[1] == 2
-    assert found.flop.tolist() == [2, 2]
 
 
 def test_a_librarys_convolution_keeps_its_weight():
@@ -331,21 +314,6 @@ def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
     )
 
 
-def test_a_prediction_is_by_shapes_for_the_part_that_has_them():
-    graph = decoding(with_shapes=300_000, without=100_000)
-    batch_size(graph, factor=2)
-    assert "from 8 to 16, by the recorded shapes for 75% of the time (25% in proportion)." in " ".join(
-        graph.facts.notes
-    )
-    assert kernel_ns(graph) == [595_000, 195_000]
-
-
-def test_training_most_of_whose_time_has_no_shapes_is_a_bound():
-    graph = decoding(with_shapes=100_000, without=300_000, training=True)
-    batch_size(graph, factor=2)
-    assert "No shapes show how 75% of the work would grow" in graph.facts.notes[0]
-
-
 # Work that only grids tell of
 
 ELEMENTS = 512  # a block of torch's vectorized kernels works on so many elements
@@ -389,27 +357,12 @@ def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
     assert noted(graph, "from 64 to 128 tokens")
 
 
-def test_another_batch_leaves_the_sides_of_scores_alone():
-    graph = grids_of_a_step()
-    batch_size(graph, factor=2)
-    assert grown(graph) == [2, 2, 2, 2, 2, 2, 2, 1, 1]
-
-
 def test_grids_without_scores_do_not_tell_a_length():
     graph = grids_of_a_step()
     graph.select(name="SoftMax|64x64").remove()
     does_not_apply("--recorded", sequence_length, graph, length=128)
     sequence_length(graph, length=128, recorded=64)
     assert max(grown(graph)) == 2
-
-
-def test_a_sum_that_is_split_is_no_batch_of_products():
-    # Three parts of one sum, and as many elements behind them as three heads would have scores.
-    product, splits = ("sgemm_64x64_tn", "12,4,3", "forward"), ("splitKreduce_kernel", "24,16,1", "forward")
-    summed = ("reduce_kernel<512>", "8,1,1", "forward")
-    added = (VECTORIZED.format("add"), "384,1,1", "forward")
-    graph = of_grids(product, splits, summed, added, product, splits, UPDATE)
-    does_not_apply("--recorded", sequence_length, graph, length=128)
 
 
 @pytest.mark.parametrize(
@@ -435,24 +388,8 @@ def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(so
     assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
 
 
-def test_convolutions_are_no_batched_products():
-    convolution = ("sm80_xmma_dgrad_implicit_gemm", "2,2,6", "forward")
-    summed = ("reduce_kernel<512>", "8,1,1", "forward")
-    added = (VECTORIZED.format("add"), "48,1,1", "forward")
-    graph = of_grids(convolution, summed, added, convolution)
-    assert growth_by_grids(graph, kernels(graph)).length is None
-
-
 def test_a_length_that_grids_contradict_is_refused():
     refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
-
-
-def test_activations_as_large_as_a_parameter_are_more_than_parameters():
-    # Ten kernels a step over 64,000 elements are no copies of the one parameter that has as many.
-    gelu, update = ((VECTORIZED.format(name), "125,1,1") for name in ("gelu", "update"))
-    graph = of_grids(*[(*gelu, "forward")] * 10, (*update, "optimizer"))
-    batch_size(graph, factor=2)
-    assert grown(graph) == [2] * 10 + [1]
 
 
 # Public traces, where their layout decides the answer

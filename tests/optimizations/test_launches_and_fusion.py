@@ -84,17 +84,6 @@ def test_waits_between_streams_hold_inside_a_graph():
     assert makespan(graph) == 4 + 2 + 50 + 2
 
 
-def test_it_says_how_much_of_what_goes_is_untraced():
-    #  three launches of 6, 0.4 ms of untraced time behind each; what is behind the last is not between two
-    graph = three_kernels()
-    kernels(graph).launches().set(gap_ns=400_000)
-    cuda_graphs(graph, launch_us=0.001)
-    assert graph.facts.notes[-1].startswith("Of the CPU time that goes, 0.80 ms per step (100%) are untraced")
-    graph = three_kernels()
-    cuda_graphs(graph, launch_us=0.001)
-    assert "untraced" not in graph.facts.notes[-1]
-
-
 def test_pauses_and_calls_that_are_no_dispatch_stay():
     #  |launch a 6|2 ms pause|launch b 6|launch c: 3 ms, its module is loaded|
     graph = three_kernels()
@@ -203,12 +192,6 @@ def test_a_chain_of_known_shapes_loses_the_traffic_of_its_intermediates():
     assert set(graph.select(kind="cpu", phase="forward").op) == {"aten::relu"}
 
 
-def test_a_chain_never_takes_longer_than_its_parts():
-    graph = thread_and_stream((RELU, 1, "forward"), (RELU, 1, "forward"))
-    chains = kernels(graph).stretches(graph.select(name="none"), on_lane=True)
-    assert fused_chain_ns(graph, chains).tolist() == [1]
-
-
 def test_no_chain_and_no_device_are_refused():
     does_not_apply(
         "follow each other",
@@ -230,11 +213,6 @@ def test_a_chain_ends_at_a_wait_at_another_pass_and_at_other_work_of_the_stream(
     assert fusible_chains(graph, work).sizes.tolist() == [2, 2, 2]
     work.first().set(phase="other")
     assert fusible_chains(graph, graph.tasks(work.ids[1:])).sizes.tolist() == [2, 2]
-
-
-def test_a_fused_kernel_holds_no_more_than_64_operators():
-    graph = thread_and_stream(*[(RELU, 10, "forward")] * 150)
-    assert fusible_chains(graph, kernels(graph)).sizes.tolist() == [64, 64, 22]
 
 
 def test_compiled_passes_run_no_python_between_operators():
@@ -306,19 +284,3 @@ def test_compiled_graphs_are_predicted_from_the_eager_passes():
 
 
 # The word both are written in
-
-
-def test_stretches_are_parted_by_other_work_and_by_steps():
-    graph = thread_and_stream(*[(name, 1, "forward") for name in "abxcd"])
-    named(graph, "d").set(step=1)
-    letters = graph.select(name="^[a-d]$")
-    assert [each.name.tolist() for each in letters.stretches(named(graph, "x"))] == [
-        ["a", "b"],
-        ["c"],
-        ["d"],
-    ]
-    named(graph, "x").move("stream 8")
-    on_lane = letters.stretches(named(graph, "x"), on_lane=True)
-    assert [each.name.tolist() for each in on_lane] == [["a", "b", "c"], ["d"]]
-    assert names(on_lane.by_group) == "a, b, c, d"
-    assert [each.name.tolist() for each in on_lane.take(on_lane.sizes.argsort())] == [["d"], ["a", "b", "c"]]

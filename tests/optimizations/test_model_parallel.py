@@ -1,17 +1,12 @@
 """Tensor and pipeline parallelism: each answer worked out by hand."""
 
-from functools import partial
-
 import pytest
-from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.pipeline import equal_parts, in_order, passes_of_stages, pipeline
 from daydream.optimizations.tensor_parallel import divided_work, tensor_parallel
 from graph.small_graphs import kernels, named, put
-from recorded import Program, does_not_apply, kernel_ns, makespan, makespans, noted
+from recorded import Program, does_not_apply, kernel_ns, makespan, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.costs import scaled_time, work
-from daydream.costs.resize.new_shapes import output_tiles
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it
@@ -209,13 +204,6 @@ def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
     assert makespan(graph) == whole + 4 * SUM
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_more_bandwidth_is_never_slower(training):
-    divided, make = partial(tensor_parallel, degree=2), partial(transformer, training=training)
-    times = makespans(divided, make, "bandwidth", (0.1, 1.0, 10.0, 1e6))
-    assert times == sorted(times, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("make", "options", "error", "words"),
     [
@@ -243,18 +231,6 @@ def test_ranks_recorded_together_are_refused():
     tensor_parallel(graph, degree=2, bandwidth=1.0)
     for again in (tensor_parallel, pipeline):
         does_not_apply("has collectives", again, graph)
-
-
-def test_tiles_of_products_come_from_names_and_shapes():
-    #  4,096 x 1,024 in tiles of 128 x 64: 32 x 16; without a tile in the name those of 256 x 128: 16 x 8
-    p = Program()
-    shapes = "4096x64 64x1024"
-    p.op("aten::mm", "forward", ("gemm_tilesize128x64x64_", 100), shapes=shapes)
-    p.op("aten::mm", "forward", ("nvjet_tst", 100), shapes=shapes)
-    p.op("aten::add", "forward", ("add_128x64_", 100), shapes=shapes)
-    graph = p.graph()
-    chosen = kernels(graph)
-    assert output_tiles(graph, chosen.name, work(graph, chosen).call).tolist() == [512, 128, 0]
 
 
 # Pipelines
@@ -336,15 +312,6 @@ def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
     assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
 
 
-def test_whole_batches_are_arranged_in_a_copy_that_shares_columns():
-    graph = stack(blocks=4, update=7)
-    before = graph.columns["order"].copy()
-    changed = graph.copy()
-    pipeline(changed, stages=2, micro_batches=1, **FREE)
-    assert makespan(changed) == 2 * (20 + 40) + 14
-    assert graph.columns["order"].tolist() == before.tolist()
-
-
 def test_stages_are_of_equal_time():
     assert equal_parts([10, 10, 10, 10], 2) == [0, 2]
     assert equal_parts([30, 10, 10, 10], 2) == [0, 1]
@@ -374,12 +341,6 @@ def test_schedules_as_their_authors_draw_them():
             batches = 2 * stages
             order = in_order(passes_of_stages(schedule, stages, batches, chunks), stages * chunks)
             assert len(set(order)) == 2 * stages * chunks * batches
-
-
-def test_1f1b_holds_fewer_micro_batches_than_there_are_stages():
-    for passes, most in zip(passes_of_stages("1f1b", 4, 16), (4, 3, 2, 1), strict=True):
-        held = [1 - 2 * one.backward for one in passes]
-        assert max(sum(held[: end + 1]) for end in range(len(held))) == most
 
 
 def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
@@ -443,33 +404,6 @@ def test_a_gpu_has_one_thread_for_both_passes():
     pipeline(graph, stages=2, micro_batches=3, **FREE)
     assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
     assert makespan(graph) == (3 + 1) * (10 + 20)
-
-
-def test_a_block_that_is_computed_again_stays_on_its_gpu():
-    graph = stack(blocks=2)
-    checkpointing(graph, layers="blocks.*")
-    pipeline(graph, stages=2, micro_batches=4, **FREE)
-    assert set(graph.select(rank=1).layer) == {"blocks.1"}
-    assert makespan(graph) == (4 + 1) * (10 + 10 + 20)
-
-
-def test_repetitions_do_not_change_what_calls_are_taken_to_cost():
-    #  |gelu 10 rows 4 + 6|gelu 1,000 rows 4 + 600|: overhead and work are told apart by these two
-    def calls(times):
-        p = Program()
-        for rows, more in ((10, 6), (1000, 600)):
-            with p.range(
-                "aten::gelu", "operator", phase="forward", op="aten::gelu", shapes=f"[[{rows}, 300]]"
-            ):
-                p.now += 4 + more
-        graph = p.graph()
-        graph.select().repeat(times)
-        return graph.select()
-
-    recorded, repeated = calls(0), calls(2)
-    once = scaled_time(recorded.graph, recorded, 0.5).duration_ns.tolist()
-    assert once == [4 + 3, 4 + 300]
-    assert scaled_time(repeated.graph, repeated, 0.5).duration_ns.tolist() == once * 3
 
 
 def test_a_call_that_waits_for_the_device_waits_for_its_own():

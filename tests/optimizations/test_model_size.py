@@ -1,7 +1,7 @@
 """Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand."""
 
 import pytest
-from daydream.optimizations._layers import add_layers, freeze, gradient_parts, remove_layers
+from daydream.optimizations._layers import add_layers, freeze, gradient_parts
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_graphs import kernels, names, put
@@ -212,21 +212,6 @@ def test_a_copy_comes_right_behind_its_block_and_brings_launches():
     assert makespan(graph) == BEGIN + 50 + 2 * 60 + 2 * 70 + 80 + 2 * 9
 
 
-def test_adding_a_layer_and_removing_it_gives_the_model_without_it():
-    added, plain = three_blocks(), three_blocks()
-    add_layers(added, layers="blocks.1", count=3)
-    for graph in (added, plain):
-        remove_layers(graph, layers="blocks.1")
-    assert makespan(added) == makespan(plain) == WHOLE - 41
-
-
-def test_a_parent_is_removed_with_its_children_and_it_is_said_which():
-    graph = three_blocks(2)
-    remove_layers(graph, layers="blocks.[02]")
-    assert makespan(graph) == 2 * (WHOLE - 21 - 61)
-    assert "Removed: blocks.0, blocks.2." in graph.facts.notes
-
-
 def test_layers_that_cannot_be_added_are_refused():
     refuses("1 or more", add_layers, three_blocks(), count=0)
     does_not_apply("no numbered block", add_layers, two_linear_layers())
@@ -251,25 +236,6 @@ def test_a_block_is_computed_again_as_a_whole_ahead_of_its_backward_pass():
     assert called == [" forward", ".fc forward", " forward", ".fc forward", ".fc backward", " backward"]
 
 
-def test_checkpointing_takes_python_time_by_the_tensors_that_nodes_save():
-    #  |linear 4|view 4|AddmmBackward0 4|ViewBackward0 4|    an `addmm` saves two tensors, a view none
-    def step():
-        p = Program()
-        p.op("aten::linear", "forward", layer="a")
-        p.op("aten::view", "forward", layer="a")
-        p.op("AddmmBackward0", "backward", layer="a")
-        p.op("ViewBackward0", "backward", layer="a")
-        return p.graph()
-
-    graph = step()
-    checkpointing(graph)
-    python = (50_000 + 2 * 6_900) + (82_000 + 2 * 12_300)
-    assert makespan(graph) == 4 * 4 + 2 * 4 + python
-    graph = step()
-    checkpointing(graph, python=False)
-    assert makespan(graph) == 4 * 4 + 2 * 4
-
-
 def test_layers_that_are_checkpointed_already_are_refused():
     p = Program()
     p.op("aten::linear", "forward", layer="a")
@@ -287,31 +253,3 @@ def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
     gradient_accumulation(graph, batches=3)
     assert makespan(graph) == 3 * (10 + 40) + 7
     assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3
-
-
-def test_a_link_from_one_pass_into_another_is_not_copied():
-    #  A thread of its own is woken by the next step: that says nothing of the passes within one.
-    graph = Graph()
-    tasks = {}
-    for step in (0, 1):
-        for name, phase in (("f", "forward"), ("b", "backward"), ("o", "optimizer"), ("own", "backward")):
-            lane = "own" if name == "own" else "main"
-            tasks[name, step] = graph.insert(
-                name, kind="cpu", lane=lane, duration_ns=10, phase=phase, step=step
-            )
-    graph.link(tasks["b", 0], tasks["own", 1])
-    graph.link(tasks["f", 0], tasks["own", 0])
-    before = len(graph.links)
-    gradient_accumulation(graph, batches=2)
-    assert not graph.lint()
-    inside = 1  # f -> own of step 0
-    done = 2 + 2  # both threads of each step's first pass
-    assert len(graph.links) == before + inside + done
-
-
-@pytest.mark.parametrize("stay", [False, True])
-def test_work_repeated_no_times_is_the_same_graph(stay):
-    graph = three_blocks()
-    blocks = graph.select(phase="forward").group_by("step")
-    blocks.repeat(0, before=graph.select(phase="backward").group_by("step").first(), stay=stay)
-    assert makespan(graph) == WHOLE

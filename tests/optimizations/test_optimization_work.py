@@ -9,8 +9,8 @@ from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from daydream.optimizations.pipeline import pipeline
-from graph.small_graphs import kernels, put
-from recorded import does_not_apply, kernel_names, makespan, makespans, refuses, thread_and_stream
+from graph.small_graphs import put
+from recorded import does_not_apply, makespan, refuses, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.graph.tables import Lane
@@ -33,12 +33,6 @@ def cpu_step(steps=1):
     return graph
 
 
-def training_on_a_stream():
-    #  thread  |launch 6|launch 6|launch 6|          (kernels start 4 after their launch began)
-    #  stream    4|forward 50|backward 80|optimizer 20|
-    return thread_and_stream("f 50 forward, b 80 backward, o 20 optimizer")
-
-
 PASSES = 10 + 20 + 3 + 40 + 30
 
 
@@ -51,15 +45,6 @@ def test_accumulation_repeats_all_but_the_optimizer(steps):
     gradient_accumulation(graph, batches=steps)
     assert makespan(graph) == 2 * (steps * (5 + PASSES) + 7)
     assert len(graph.select(phase="optimizer")) == 2
-
-
-def test_accumulation_on_a_device_brings_launches():
-    graph = training_on_a_stream()
-    assert makespan(graph) == 4 + 50 + 80 + 20
-    gradient_accumulation(graph, batches=3)
-    assert makespan(graph) == 4 + 3 * (50 + 80) + 20
-    assert kernel_names(graph) == ["f", "b", "f", "b", "f", "b", "o"]
-    assert len(kernels(graph).launches()) == 7
 
 
 def test_gradients_are_reduced_once():
@@ -90,23 +75,7 @@ def test_accumulation_needs_a_training_step():
 # Checkpointing
 
 
-def test_a_layer_is_computed_again_right_before_its_backward_work():
-    graph = cpu_step()
-    checkpointing(graph)
-    order = ["load", "a forward", "b forward", "loss", "b forward", "b backward", "a forward", "a backward"]
-    assert graph.select(kind="cpu").name.tolist() == [*order, "optimizer"]
-
-
 # Fewer layers
-
-
-def test_removed_layers_take_their_launches():
-    #  stream  4|f 50|o 20|
-    graph = training_on_a_stream()
-    graph.select(kind="kernel", phase="backward").set(layer="b")
-    remove_layers(graph, layers="b")
-    assert makespan(graph) == 4 + 50 + 20
-    assert len(kernels(graph).launches()) == 2
 
 
 @pytest.mark.parametrize("what", [checkpointing, remove_layers])
@@ -135,11 +104,6 @@ def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(
     graph.insert_before(graph.select(name="begin"), "load", duration_ns=100, phase="data")
     batch_size(graph, factor=factor)
     assert makespan(graph) == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
-
-
-def test_a_larger_batch_is_never_faster():
-    times = makespans(batch_size, training_on_a_stream, "factor", (0.25, 0.5, 2, 8))
-    assert times == sorted(times)
 
 
 def test_a_batch_that_is_no_question_is_refused():

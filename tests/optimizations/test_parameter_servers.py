@@ -4,13 +4,11 @@ import pytest
 from daydream.optimizations.ddp import ddp
 from daydream.optimizations.fsdp import fsdp
 from daydream.optimizations.p3 import p3, tictac
-from graph.small_graphs import named
 from recorded import Program, makespan, refuses
 from training_programs import GRADIENT, ONE, layer, reduced, steps_between, times, training
 
-from daydream import GraphError, NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError
 from daydream.simulate.steady_state import settle
-from daydream.transforms.compose import parse
 
 # p3
 
@@ -26,15 +24,6 @@ def test_the_next_forward_pass_waits_for_the_parameters_it_needs():
     assert ran["forward 0"] == [(6, 56), (266, 316)]
     assert ran["forward 1"][1] == (316, 366)
     assert makespan(graph) == 366 + 2 * 60 + 20 + 20
-    assert graph.lint() == []
-
-
-@pytest.mark.parametrize("optimization", [p3, tictac])
-def test_where_the_server_updates_the_optimizer_goes(optimization):
-    graph = training()
-    optimization(graph, workers=2, bandwidth=1e6, latency_us=0.0, update="server")
-    assert not len(graph.select(kind="kernel", phase="optimizer"))
-    assert makespan(graph) == 6 + 2 * 50 + 2 * 60
     assert graph.lint() == []
 
 
@@ -104,52 +93,6 @@ def test_without_that_order_the_first_operator_waits_for_all():
     assert ran["forward 1"][1] == (536, 586)
 
 
-def test_servers_of_their_own_send_back_what_has_come():
-    graph = training(steps=2)
-    tictac(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001)  # 4,000 B x 4/2 at 100 B/ns: 80 ns
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(327, 407), (407, 487)]
-    assert set(named(graph, "pull").lane.tolist()) == {"network, back"}
-
-
-@pytest.mark.parametrize("update", ["worker", "server"])
-def test_slices_and_no_barrier_are_never_slower_and_order_helps(update):
-    ends = {}
-    for bandwidth in (5.0, 25.0, 100.0, 1e6):
-        for name, make in (("p3", p3), ("tictac", tictac)):
-            graph = training(steps=3)
-            make(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, update=update)
-            ends[name, bandwidth] = makespan(graph)
-        graph = training(steps=3)
-        tictac(graph, workers=2, bandwidth=bandwidth, latency_us=0.0, order="ready", update=update)
-        ends["ready", bandwidth] = makespan(graph)
-        assert ends["p3", bandwidth] <= ends["tictac", bandwidth] <= ends["ready", bandwidth]
-    alone = simulate(training(steps=3)).makespan_ns
-    for name in ("p3", "tictac"):
-        ordered = [ends[name, bandwidth] for bandwidth in (5.0, 25.0, 100.0, 1e6)]
-        assert ordered == sorted(ordered, reverse=True)
-        assert ordered[-1] == (alone if update == "worker" else alone - 3 * 30)  # as fast as a single worker
-
-
-@pytest.mark.parametrize("both", ["fsdp+ddp", "p3+fsdp", "tictac+p3", "ddp+tictac", "fsdp+tictac"])
-def test_gradients_are_exchanged_in_one_way(both):
-    refuses("exclude", parse, both)
-
-
-def test_waits_of_a_step_that_is_not_repeated_hold_none_that_is():
-    # 400 ns each. The last step's marker ends late, as where a recording stops: what step 0 waited for,
-    # moved on by the length of the window, would fall behind the last step's work.
-    #  network  |push 1|push 0|pull 0|pull 1|                 |push 1|...
-    #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
-    graph = training(steps=3, uncovered=1)
-    graph.steps[-1]["end_ns"] += 300
-    tictac(graph, workers=2, bandwidth=5.0, latency_us=0.0, update="server")
-    settled = settle(graph)
-    repeated = {step: ns for (copy, step), ns in settled.times.items() if copy == 1}
-    assert repeated == {1: 4 * 400 + 50 + 60, 2: 4 * 400 + 50 + 60}
-
-
 # Where the worker updates
 
 
@@ -217,14 +160,6 @@ def test_on_a_cpu_too_no_parameter_is_read_before_its_update_nor_updated_before_
     assert makespan(graph) >= 346 + 4 + 2 * (4 + 2)
 
 
-def test_with_endless_bandwidth_a_worker_that_updates_takes_its_own_time():
-    for make in (p3, tictac):
-        graph = looping(steps=3)
-        alone = makespan(graph)
-        make(graph, workers=2, bandwidth=1e6, latency_us=0.0)
-        assert makespan(graph) == alone
-
-
 def test_more_slices_than_can_be_simulated_are_refused():
     refuses(r"slice_mb 1e-09 makes .* slices", p3, training(), slice_mb=1e-9)
 
@@ -246,8 +181,3 @@ def test_more_slices_than_can_be_simulated_are_refused():
 def test_an_exchange_of_gradients_says_why_it_does_not_apply(optimization, graph, options, error, words):
     with pytest.raises(error, match=words):
         optimization(graph(), **{"bandwidth": 1.0, **options})
-
-
-@pytest.mark.parametrize("optimization", [p3, tictac])
-def test_there_are_no_fewer_servers_than_none(optimization):
-    refuses("0 or more", optimization, training(), servers=-1)

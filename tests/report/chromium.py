@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -143,15 +142,6 @@ class Chromium:
         self.mouse("mouseMoved", end, y, button="left")
         self.mouse("mouseReleased", end, y, button="left", clickCount=1)
         return left, width, y
-
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """Save a picture of the page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        if whole:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-            shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _next(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import daydream
-from daydream.report import figures
 from daydream.simulate.critical_path import PathCause
 
 pytest.importorskip("matplotlib", reason="figures need the extra `notebook`")
@@ -50,37 +48,6 @@ def test_a_difference_is_drawn_like_a_prediction(replay):
     assert bars(figure.axes[1], "estimated")
 
 
-def heights(axes, row):
-    """Return how busy the bins of a row are: what lies between the bottom of the row and its stairs."""
-    total = np.zeros(figures.BINS)
-    for stairs in axes.patches:
-        values, _, base = stairs.get_data()
-        if round(float(np.max(base)) - figures.HEIGHT / 2) == row:
-            total += base - values
-    return total / figures.HEIGHT
-
-
-def test_a_row_is_as_high_as_its_lane_is_busy(replay):
-    timeline = replay.timeline
-    copy = replay.settled.copy
-    step, step_ns = replay.settled.typical()
-    (axes,) = replay.plot().axes
-    end = timeline.end_ns[timeline.last_of_steps[copy, step]]
-    begin = end - step_ns
-    names = texts(axes.get_yticklabels())
-
-    assert len(names) > 3
-    for row, name in enumerate(names[:-1]):
-        lane = [each.name for each in timeline.graph.lanes].index(name)
-        here = timeline.plan.lane == lane
-        busy = np.clip(timeline.end_ns[here], begin, end) - np.clip(timeline.start_ns[here], begin, end)
-        assert heights(axes, row).mean() == pytest.approx(busy.sum() / step_ns, abs=1e-6)
-        assert heights(axes, row).max() <= 1 + 1e-9
-    work = timeline.path_to(copy, step).task_ns
-    assert names[-1] == "critical path"
-    assert heights(axes, len(names) - 1).mean() == pytest.approx(work.sum() / step_ns, abs=1e-6)
-
-
 def test_another_step_can_be_drawn(replay):
     numbers = sorted(step for copy, step in replay.timeline.step_times() if copy == replay.settled.copy)
     titles = [replay.plot(step=number).axes[0].get_title() for number in numbers]
@@ -91,24 +58,6 @@ def test_another_step_can_be_drawn(replay):
     assert replay.timeline.plot().axes
 
 
-def test_a_curve_is_drawn_through_its_steps_and_its_knee_is_ringed(replay):
-    curves = daydream.curves(replay)
-    (axes,) = curves.plot().axes
-    drawn = {line.get_label(): line for line in axes.lines}
-    curve = next(each for each in curves if each.knee)
-    line = drawn[f"{'CPU' if curve.sort == 'cpu' else curve.sort} {curve.name}"]
-
-    assert line.get_xdata().tolist() == [100 * factor for factor in curve.factors]
-    assert line.get_ydata().tolist() == [ns / 1e6 for ns in curve.step_ns]
-    at = curve.step_ns[curve.factors.index(curve.knee)] / 1e6
-    rings = [
-        (float(each.get_xdata()[0]), float(each.get_ydata()[0]))
-        for each in axes.lines
-        if each.get_markersize() == 10
-    ]
-    assert (100 * curve.knee, at) in rings
-
-
 def test_a_ranking_shows_the_predicted_steps_the_best_on_top(replay):
     ranking = daydream.rank(replay, pairs=0)
     left, right = ranking.plot().axes
@@ -117,14 +66,6 @@ def test_a_ranking_shows_the_predicted_steps_the_best_on_top(replay):
     assert texts(left.get_yticklabels())[-1] == best.optimization
     assert left.patches[-1].get_width() == best.predicted_ns / 1e6
     assert len(right.lines) > 1
-
-
-def test_a_scaling_shows_its_rows(replay):
-    found = daydream.scaling(replay, [1, 2, 4], cluster="dgx-a100:2", gradient_mb=100.0)
-    left, right = found.plot().axes
-
-    assert left.lines[1].get_ydata().tolist() == [row.throughput for row in found.rows]
-    assert len(right.patches) >= 3
 
 
 def test_a_notebook_gets_a_picture(replay):

@@ -44,12 +44,6 @@ def test_without_peaks_or_work_there_is_no_picture_and_it_is_said():
     assert roofline(Graph()) == []
 
 
-def test_kernels_of_no_known_type_are_drawn_under_one_line():
-    graph = daydream.build(counted(lambda name, ns: {"flop": 1_000, "bytes": 100}))
-    graph.select(kind="kernel").set(dtype=None)
-    assert list(roofline(graph)[-1].value["peaks"]) == ["float32"]
-
-
 def test_points_are_kernels_by_name_and_layer_and_the_picture_says_how_much_it_covers():
     graph = daydream.replay(counted(of_products)).graph
     kernels = graph.select(kind="kernel")

@@ -42,12 +42,6 @@ def test_too_many_spans_become_fewer_and_none_is_lost(most):
         assert (fewer.count[inside] == 1).all()
 
 
-def test_few_spans_stay_as_they_are():
-    spans = many_spans(1_000)
-
-    assert coarsened(spans, (0, 1), 1_000) is spans
-
-
 @pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_16"])
 def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program):
     replay = a_replay(tmp_path, program)

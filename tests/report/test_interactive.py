@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, browser
 
 import daydream
 from daydream.errors import GraphError
@@ -46,36 +45,7 @@ def test_it_is_one_small_frame_with_the_program_in_it(prediction):
     assert text == timeline_frame(prediction)._repr_html_()
 
 
-def test_its_size_is_bounded_and_less_can_be_asked_for(prediction):
-    few, usual = (len(timeline_frame(prediction, most=most).html) for most in (100, 2_000))
-    assert few < usual < LARGEST
-
-
 def test_without_a_prediction_there_is_no_timeline_after(prediction, monkeypatch):
     monkeypatch.setattr(prediction, "reason", "its causes were not recorded")
     with pytest.raises(GraphError, match=r"amp cannot be predicted from this trace, because its causes"):
         prediction.interactive()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(browser() is None, reason="there is no Chromium here (or name it in $CHROMIUM)")
-def test_a_browser_draws_both_timelines_and_asks_for_nothing(prediction, tmp_path):
-    text = prediction.interactive()._repr_html_()
-    page = tmp_path / "notebook.html"
-    page.write_text(f"<!doctype html><meta charset=utf-8><title>whole</title>{text}", encoding="utf-8")
-    inside = tmp_path / "frame.html"  # the frame by itself: a page cannot look into a frame of this kind
-    inside.write_text(page_of(text), encoding="utf-8")
-    with Chromium(tmp_path / "profile") as chromium:
-        chromium.open(page)
-        assert chromium.run("document.title") == "whole"
-        assert chromium.run("document.querySelectorAll('iframe').length") == 1
-        assert chromium.messages == []
-        assert chromium.requests == [page.as_uri()]
-        height = int(re.findall(r"height:(\d+)px", text)[-1])
-        chromium.open(inside, height=height)
-        chromium.wait_for("document.getElementById('timelines').dataset.ready")
-        titles = chromium.run("[...document.querySelectorAll('h3')].map(one => one.textContent)")
-        assert [title.partition(":")[0] for title in titles] == ["replayed", "predicted"]
-        assert chromium.run("document.querySelectorAll('canvas').length") == 2
-        assert chromium.run("document.documentElement.scrollHeight") <= height
-        assert chromium.messages == []

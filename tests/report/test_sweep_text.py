@@ -31,17 +31,6 @@ def test_scenarios_refused_for_one_value_are_told_by_it():
     assert left_out(of(others, alone, varied)) == [("workers=1", "one worker")]
 
 
-def test_traces_have_a_column_and_a_line_each():
-    traces = ("a.parquet", "a/very/long/folder/that/goes/on/and/on/b.parquet")
-    answers = [answered({"workers": 2}, trace) for trace in traces]
-    screen = view_text(of(answers, [], {"workers": [2]}, traces), top=5)
-
-    assert f"  {traces[1]}   measured 10.00 ms" in screen
-    table = screen[screen.index("  trace ") :].splitlines()[:3]
-    assert [row.split()[0] for row in table] == ["trace", "a.parquet", "...r/that/goes/on/and/on/b.parquet"]
-    assert screen.count("recorded by hand") == 1
-
-
 def test_a_trace_that_was_not_replayed_is_told():
     sweep = of([], [Refused("b", {"workers": 2}, "no step")], {"workers": [2]}, ("a", "b"))
     sweep.traces[1] = SweepTrace("b", None, None, None, None, reason="no step")

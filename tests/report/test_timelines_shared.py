@@ -1,4 +1,4 @@
-"""Timeline files of public traces of five kinds: in the format, and with all that a reader looks for."""
+"""Timeline files of public traces of three kinds: in the format, and with all that a reader looks for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import daydream
 from daydream.report import perfetto as file
 
 TRACES = {  # and which arrows each of them must have beside launches
-    "kineto/a100_resnet_ddp_rank0of2.json.gz": {"stream wait", "critical path"},
-    "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz": {"stream wait"},
     "kineto/v100_dlrm_4_of_8_ranks": {"stream wait", "critical path"},
     "kineto/h100_bert_small_inference.json.gz": {"critical path"},
     "odd/cpu_only.json.gz": {"critical path"},

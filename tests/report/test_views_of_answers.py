@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from graph.small_traces import call, launched, op, trace
-from html_document import Document
-from markupsafe import escape
 from shared import shared_replay
 from view_text import view_text
 
 import daydream
-from daydream.errors import DaydreamError
 from daydream.predict.suggest import suggestion
 from daydream.report.format import step_change_text
-from daydream.report.html.page import page
-from daydream.report.html.render import html
 from daydream.report.views.breakdown import cause_table, moved_bound
-from daydream.report.views.memory import about_memory
 from daydream.simulate.critical_path import PathCause
-from daydream.transforms.registry import names
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 RECORDING = {
     "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
@@ -41,11 +29,6 @@ def small_run(factor=1.0):
     ]  # fmt: skip
     times = [round(factor * 18_000)] * 3
     return trace(rows, steps=(0, 20, 40, 60), profiler_cost=RECORDING, unprofiled_step_ns=times)
-
-
-@cache
-def shared_example(name):
-    return daydream.replay(EXAMPLES / name)
 
 
 def test_what_a_step_waits_for_adds_up_and_the_rest_is_never_the_largest(replay):
@@ -108,35 +91,6 @@ def test_a_headline_says_why_its_mean_is_far_from_the_median(times, said):
         assert found == ([f"  the step is the mean: {said}"] if said else [])
 
 
-def test_notes_about_the_recording_are_counted_and_those_about_the_prediction_told():
-    replay = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
-    comparison = daydream.whatif(replay, "pinned-memory")
-    text = " ".join(view_text(comparison).split())
-
-    recorded = replay.notes
-    (of_memory,) = comparison.memory.recording_notes
-    told = (*recorded, of_memory)
-    own = [note for note in comparison.notes if note not in told]
-    assert not any(note in text for note in recorded)
-    assert of_memory not in text
-    assert "2 notes about the recording: daydream info -v" in text
-    assert "1 note about recorded memory: daydream memory -v" in text
-    assert own
-    assert all(f"note: {note}" in text for note in own)
-    whole = " ".join(view_text(comparison, verbose=True).split())
-    assert all(note in whole for note in comparison.notes)
-
-
-def test_a_sweep_counts_notes_about_recorded_memory():
-    replay = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
-    sweep = daydream.sweep(replay.graph.trace, "batch-size", {"factor": [1, 2]})
-    (of_memory,) = about_memory(each.memory for each in sweep.scenarios)
-    text = " ".join(str(view_text(sweep, top=10)).split())
-
-    assert of_memory not in text
-    assert "1 note about recorded memory: daydream memory -v" in text
-
-
 def test_a_prediction_that_says_nothing_leads_with_that_and_why():
     comparison = daydream.whatif(
         shared_replay("kineto/mi300x_sglang_decode_graph_replay.json.gz"), "scale", on="gpu", factor=0.5
@@ -161,28 +115,6 @@ def test_what_is_suggested_saves_what_is_said_on_top_of_the_change(replay, asked
     assert f"try next: {found.optimization} saves" in view_text(comparison, suggestion=found)
 
 
-@pytest.mark.parametrize("made", ["amp", "fused-adam", "amp+remove-sync", "flash-attention"])
-def test_what_is_suggested_saves_more_than_any_other_code_change_that_rank_has(made):
-    replay = shared_example("synthetic_gpt_gpu.json.gz")
-    found = suggestion(daydream.whatif(replay, made))
-
-    for each in daydream.rank(replay, pairs=0, with_curves=False).optimizations:
-        if each.code is None or each.optimization in made:
-            continue
-        try:
-            both = daydream.whatif(replay, f"{made}+{each.optimization}")
-        except DaydreamError:
-            continue
-        assert both.predicted_ns >= found.predicted_ns, each.optimization
-
-
-def test_nothing_is_suggested_that_the_change_excludes_or_holds_already(replay):
-    everything = "amp+cuda-graphs"
-    found = suggestion(daydream.whatif(replay, everything))
-
-    assert found is None or found.optimization not in {"amp", "autocast", "tf32", "cuda-graphs"}
-
-
 def test_of_a_very_long_recording_nothing_more_is_simulated(replay, monkeypatch):
     comparison = daydream.whatif(replay, "amp")
     monkeypatch.setattr("daydream.predict.suggest.MOST_TASKS", 10)
@@ -197,15 +129,6 @@ def test_a_range_on_both_sides_of_1x_is_undecided():
     assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90% interval 0.77 to 0.91x)")
 
 
-def test_explain_and_rank_choose_the_same_name_of_one_change():
-    replay = shared_example("mlp_cpu.json.gz")
-    named = {answer.optimization for cost in daydream.explain(replay).avoidable for answer in cost.whatifs}
-    ranked = daydream.rank(replay, pairs=0, with_curves=False)
-
-    assert "fused-adam" in named & {each.optimization for each in ranked.optimizations}
-    assert not {"fused-optimizer"} & (named | {each.optimization for each in ranked.optimizations})
-
-
 def test_steps_that_all_replay_exactly_have_no_worst_one():
     rows = [op("a", 10 * n, 10 * n + 8) for n in range(31)]
     replay = daydream.replay(trace(rows, steps=tuple(range(0, 311, 10))))
@@ -215,36 +138,6 @@ def test_steps_that_all_replay_exactly_have_no_worst_one():
     replay.steps[7].error = 10.0
 
     assert f"worst of {len(replay.steps)} steps; --json has them all" in view_text(replay)
-
-
-def test_the_optimizations_left_out_are_counted_alike_in_text_and_html():
-    ranking = daydream.rank(shared_example("synthetic_gpt_gpu.json.gz"), with_curves=False)
-    count = len(ranking.optimizations_left_out)
-
-    assert count + len(ranking.optimizations) == len(names())
-    assert f"{count} that were left out" in view_text(ranking, top=5)
-    left_out = next(
-        table for table in Document(page(ranking.replay, ranking)).tables if table[0][0] == "left out"
-    )
-    assert len(left_out) - 1 == count
-
-
-def test_html_and_notebook_lead_with_the_sentences_of_the_text():
-    replay = shared_example("synthetic_gpt_gpu.json.gz")
-    comparison = daydream.whatif(replay, "amp")
-    text = view_text(comparison)
-    code, bottleneck = (
-        next(line for line in text.splitlines() if line.startswith(f"  {head}: "))[2:]
-        for head in ("in code", "new bottleneck")
-    )
-
-    for found in (page(comparison), html(comparison)):
-        said = (text.splitlines()[0], code.removeprefix("in code: "), bottleneck)
-        at = [found.index(escape(each)) for each in said]
-        assert at == sorted(at)
-        assert at[0] < found.index("<table")
-    assert escape(view_text(replay).splitlines()[0]) in page(replay)
-    assert escape(view_text(replay).splitlines()[0]) in html(replay)
 
 
 # Where a step's time goes
@@ -290,33 +183,6 @@ def hidden_behind_the_device(*steps):
     return trace(rows, steps=tuple(borders))
 
 
-def test_every_report_says_that_hidden_work_shows():
-    replay = daydream.replay(hidden_behind_the_device(98, 98, 98, 98))
-    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.1)
-    text = " ".join(view_text(comparison, verbose=True).split())
-    said = moved_bound(*comparison.breakdowns())
-
-    assert "critical path, mean of the steps before, us after change" in text
-    # The optimizer's 40 us, and half a one of the call that finds nothing left to wait for.
-    assert said.startswith("40.50 us of CPU time that device work used to hide is now on")
-    assert said in text
-    assert said in " ".join(view_text(comparison).split())
-    assert said in html(comparison)
-
-
-def test_a_picture_of_one_step_shows_the_one_nearest_to_the_headline():
-    replay = daydream.replay(hidden_behind_the_device(100, 98, 102, 118, 100))
-    comparison = daydream.whatif(replay, "scale", on="gpu", factor=0.9)
-    before, after = replay.settled.step_times(), comparison.after.step_times()
-    shown, same = comparison.shown_steps()
-
-    def apart(step):
-        return abs(before[step] - comparison.replayed_ns) + abs(after[step] - comparison.predicted_ns)
-
-    assert shown == same
-    assert apart(shown) == min(apart(step) for step in before)
-
-
 def test_the_table_is_about_the_mean_of_the_steps_as_the_headline_is():
     # Two steps of 88 and 122 us: the headline of 105 us is between them.
     replay = daydream.replay(hidden_behind_the_device(86, 86, 120))
@@ -328,13 +194,3 @@ def test_the_table_is_about_the_mean_of_the_steps_as_the_headline_is():
         for parts in ("by_cause", "by_phase", "by_layer"):
             assert sum(side[parts].values()) == ns
     assert before["beside"]["device idle"] == pytest.approx((8 + 8) / 2 * US, abs=US)
-
-
-def test_the_typical_step_is_told_where_the_mean_is_far_from_it():
-    replay = daydream.replay(hidden_behind_the_device(86, 86, 86, 86, 186))
-    text = " ".join(view_text(daydream.whatif(replay, "scale", on="gpu", factor=0.9)).split())
-
-    assert text.startswith("scale: 113.0 -> ")
-    assert "median step measured 88.00 us replayed 88.00 us predicted" in text
-    near = daydream.replay(hidden_behind_the_device(86, 86, 86, 86, 90))
-    assert "median step" not in view_text(daydream.whatif(near, "scale", on="gpu", factor=0.9))

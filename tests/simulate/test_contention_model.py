@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daydream import Graph, simulate
-from daydream.graph.calls import Coverage, sharing
+from daydream.graph.calls import Coverage
 from daydream.graph.tables import Lane
-from daydream.simulate import contention
-from daydream.simulate.contention import Contention, _Slow
+from daydream.simulate.contention import Contention
 
 KERNEL, COLLECTIVE = 1, 4
 
@@ -61,18 +60,6 @@ def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
     found = spans(graph, 2)
     assert found["late"] == (125, 165)
     assert found["next"] == (125, 145)  # beside the second transfer, at half speed
-
-
-def test_a_transfer_that_begins_just_before_its_kernel_ends_settles():
-    graph = beside(700, 600)
-    graph.link([0], [1], latency_ns=-2)  # the kernel's last 2 are at a fifth of its speed: 701.6 in all
-    assert spans(graph, 5) == {"kernel": (0, 702), "transfer": (700, 1300)}
-
-
-def test_two_transfers_at_a_time_slow_a_kernel_like_one():
-    graph = beside(100, 50)
-    graph.insert("other", kind="collective", lane="stream 9", duration_ns=50)
-    assert spans(graph, 2)["kernel"] == (0, 125)
 
 
 def test_a_transfer_on_another_device_or_rank_slows_nothing():
@@ -142,28 +129,6 @@ def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
     assert alone["part"] == (0, 150)  # the first 100 at half speed
 
 
-def test_coverage_is_the_time_that_any_interval_covers():
-    covered = Coverage(np.array([10, 0, 12, 30, 50]), np.array([20, 5, 15, 40, 50]))
-    assert covered.start_ns.tolist() == [0, 10, 30]
-    assert covered.end_ns.tolist() == [5, 20, 40]
-    at = np.array([-5, 0, 3, 5, 10, 14, 25, 35, 100])
-    assert covered.until(at).tolist() == [0, 0, 3, 5, 5, 9, 15, 20, 25]
-    nothing = Coverage(np.array([], np.int64), np.array([], np.int64))
-    assert nothing.within(at, at + 5).tolist() == [0] * len(at)
-
-
-def test_lanes_of_no_device_carry_the_transfers_of_all():
-    lanes = [
-        Lane("a", device=0, on_device=True), Lane("b", device=1, on_device=True),
-        Lane("link", on_device=True), Lane("pool", device=-1, on_device=True, host=True), Lane("thread"),
-    ]  # fmt: skip
-    (first, one), (second, other) = sharing(lanes)
-    assert np.flatnonzero(one).tolist() == [0, 2]
-    assert np.flatnonzero(other).tolist() == [1, 2]
-    assert first.nonzero()[0].tolist() == [0, 2]
-    assert second.nonzero()[0].tolist() == [1]
-
-
 # laws -------------------------------------------------------------------------------------------
 
 
@@ -219,47 +184,3 @@ def test_what_was_done_adds_up(graph, kernel, transfer):
         start, end = timeline.start_ns[tasks], timeline.end_ns[tasks]
         done = end - start - (1 - 1 / factor) * covered.within(start, end)
         assert done == pytest.approx(graph.columns["duration_ns"][timeline.task][tasks], abs=1.6)
-
-
-@given(with_transfers(), st.integers(0, 20), FACTORS, FACTORS)
-def test_with_transfers_at_given_times_a_higher_factor_is_never_faster(graph, seed, one, other):
-    """Only then: a transfer that comes later because of it may meet no kernel any more."""
-    transfers = np.flatnonzero(graph.columns["kind"] == COLLECTIVE)
-    graph.select(kind="collective").remove() if len(transfers) else None
-    times = np.random.default_rng(seed).integers(0, 5000, 4)
-    for number, at in enumerate(times.tolist()):
-        graph.insert(f"t{number}", kind="collective", lane=f"link {number}", duration_ns=700, release_ns=at)
-    low, high = sorted((one, other))
-    slow, slower = (ends(graph, contention=Contention(Graph(), factor)) for factor in (low, high))
-    assert (slower >= slow - 1 - len(graph)).all()  # each duration is rounded
-
-
-def test_what_goes_to_and_fro_settles_between(monkeypatch):
-    #  A task takes 8,000 ns less three times what it took: 2,000 ns, and never by whole turns.
-    def durations(self, own, start, end):
-        return np.clip(8_000 - 3 * (end - start)[self.tasks], 0, 8_000)
-
-    graph = Graph()
-    graph.insert("work", kind="kernel", lane="stream 7", duration_ns=1_000)
-    monkeypatch.setattr(_Slow, "durations", durations)
-    timeline = simulate(graph, contention=Contention(Graph(), 2.0, 2.0))
-
-    assert timeline.overlaps_settled
-    assert abs(int(timeline.end_ns[0]) - 2_000) <= 1
-
-
-def test_what_the_baseline_overlaps_is_simulated_once(monkeypatch):
-    before = beside(100, 50)
-    graph = before.copy()
-    graph.select(name="transfer").scale(2)
-    ran = []
-    monkeypatch.setattr(contention, "run", lambda plan, run=contention.run: ran.append(plan) or run(plan))
-    made = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
-    del ran[:]
-    again = [simulate(graph, contention=Contention(before, 2.0)), len(ran)]
-    assert again[0].end_ns.tolist() == made[0].end_ns.tolist()
-    assert again[1] == made[1] - 1
-    before.select(name="kernel").scale(2)  # other times: what it overlaps is simulated again
-    del ran[:]
-    simulate(graph, contention=Contention(before, 2.0))
-    assert len(ran) == made[1]

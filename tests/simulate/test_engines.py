@@ -1,6 +1,5 @@
 """Every engine gives the same timeline, and it is the one that the sums by hand give."""
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from strategies import Edge, Task, drawn, plans
 from daydream.errors import GraphError
 from daydream.graph.plan import Cause, Plan
 from daydream.simulate import engine
-from daydream.simulate.ranks import ends
 
 
 def started(starts_of):
@@ -148,14 +146,6 @@ def test_all_engines_are_equal(plan):
 
 
 @given(plans())
-def test_a_rank_that_nobody_waits_for_ends_as_if_alone(plan):
-    assert (
-        ends(plan, np.array([[1.0, 2.0]]), np.zeros(len(plan), int), np.arange(len(plan)))[:, 0].tolist()
-        == engine.run(plan)[1].tolist()
-    )
-
-
-@given(plans())
 def test_a_task_starts_when_the_last_of_its_causes_lets_it(plan):
     start, end = engine.run(plan)
     allowed = plan.release_ns.copy()
@@ -169,73 +159,6 @@ def test_a_task_starts_when_the_last_of_its_causes_lets_it(plan):
     assert start.tolist() == allowed.tolist()
 
 
-@given(plans(scheduled=True))
-def test_no_task_starts_before_its_causes_whatever_the_policy(plan):
-    start, end = engine.run(plan)
-    counted_from = np.where(plan.edge_from_start, start[plan.edge_src], end[plan.edge_src])
-    assert (start[plan.edge_dst] >= counted_from + plan.edge_latency_ns).all()
-    assert (start >= plan.release_ns).all()
-
-
-@given(plans() | plans(scheduled=True))
-def test_tasks_of_a_lane_never_overlap(plan):
-    start, end = engine.run(plan)
-    held = end + plan.gap_ns
-    for lane in range(plan.lanes):
-        tasks = np.flatnonzero(plan.lane == lane)
-        tasks = tasks[np.lexsort((held[tasks], start[tasks]))]
-        assert (start[tasks[1:]] >= held[tasks[:-1]]).all()
-
-
-def chain_graph(plan):
-    """Return the plan as a networkx graph over starts and ends whose longest path is its longest chain."""
-    graph = nx.DiGraph()
-
-    def bind(a, b, weight):
-        if not graph.has_edge(a, b) or graph.edges[a, b]["weight"] < weight:
-            graph.add_edge(a, b, weight=weight)
-
-    previous = {}
-    for task, lane in enumerate(plan.lane.tolist()):
-        bind("begin", (task, "start"), int(plan.release_ns[task]))
-        bind((task, "start"), (task, "end"), int(plan.duration_ns[task]))
-        if lane in previous:
-            bind((previous[lane], "end"), (task, "start"), int(plan.gap_ns[previous[lane]]))
-        if lane not in plan.scheduled:
-            previous[lane] = task
-    edges = zip(plan.edge_src, plan.edge_dst, plan.edge_latency_ns, plan.edge_from_start, strict=True)
-    for src, dst, latency, from_start in edges:
-        bind((int(src), "start" if from_start else "end"), (int(dst), "start"), int(latency))
-    return graph
-
-
-@given(plans())
-def test_with_fixed_order_the_makespan_is_the_longest_chain(plan):
-    _, end = engine.run(plan)
-    assert end.max() == nx.dag_longest_path_length(chain_graph(plan))
-
-
-@given(plans(scheduled=True))
-def test_under_a_policy_the_makespan_is_at_least_the_longest_chain(plan):
-    _, end = engine.run(plan)
-    assert end.max() >= nx.dag_longest_path_length(chain_graph(plan))
-
-
-@given(plans() | plans(scheduled=True))
-def test_doubling_every_time_doubles_the_timeline(plan):
-    doubled = Plan.from_edges(
-        plan.lane, plan.duration_ns * 2, plan.gap_ns * 2, plan.release_ns * 2,
-        plan.edge_src, plan.edge_dst, plan.edge_latency_ns * 2, plan.edge_from_start, plan.edge_cause,
-        scheduled=plan.scheduled, priority=plan.priority,
-    )  # fmt: skip
-    assert starts(engine.run, doubled) == [2 * at for at in starts(engine.run, plan)]
-
-
-@given(plans() | plans(scheduled=True))
-def test_the_same_costs_again_change_nothing(plan):
-    assert starts(engine.run, plan.with_costs(plan.duration_ns, plan.gap_ns)) == starts(engine.run, plan)
-
-
 @given(plans(), st.data())
 def test_other_costs_on_a_plan_that_has_run_give_what_a_new_plan_gives(plan, data):
     engine.run(plan)
@@ -245,13 +168,6 @@ def test_other_costs_on_a_plan_that_has_run_give_what_a_new_plan_gives(plan, dat
     assert (
         starts(engine.run, changed) == starts(ENGINES["heads of runs"], changed) == starts(reference, changed)
     )
-
-
-@given(plans(), st.data())
-def test_with_fixed_order_less_work_is_never_slower(plan, data):
-    fractions = data.draw(st.lists(st.integers(0, 4), min_size=len(plan), max_size=len(plan)))
-    less = plan.with_costs(plan.duration_ns * np.array(fractions) // 4, plan.gap_ns // 2)
-    assert (engine.run(less)[1] <= engine.run(plan)[1]).all()
 
 
 def random_plan(n, lanes, edges, reach, seed):
@@ -274,13 +190,6 @@ def test_engines_are_equal_on_larger_plans(edges):
 
 
 # -- what a plan refuses ---------------------------------------------------------------------------
-
-
-def test_edges_are_grouped_by_destination_in_their_given_order():
-    plan = drawn([Task(0, 1)] * 4, [Edge(0, 3, 1), Edge(0, 1, 2), Edge(2, 3, 3), Edge(1, 2, 4)])
-    assert plan.edge_ptr.tolist() == [0, 0, 1, 2, 4]
-    assert plan.edge_latency_ns.tolist() == [2, 4, 1, 3]
-    assert plan.edge_dst.tolist() == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("edge", [Edge(2, 1), Edge(1, 1), Edge(0, 3), Edge(-1, 1)])

@@ -50,11 +50,6 @@ def test_equal_priority_goes_by_ready_time_then_by_id(run):
     assert run(plan) == [0, 10 + 1, 10, 10 + 1 + 1]
 
 
-def test_an_idle_lane_takes_the_first_that_comes(run):
-    plan = drawn([Task(LINK, 4, release=9), Task(LINK, 4, release=8)], [], priority={LINK: [0, 1]})
-    assert run(plan) == [8 + 4, 8]
-
-
 def test_two_scheduled_lanes_decide_in_the_order_of_time(run):
     #  link   |0: 4|2: 4|           2 needs 1 from the other lane, which ends at 3, so it is there at 4
     #  other  |1: 3|     3: 5 (less urgent than 2, ready at 0)
@@ -64,17 +59,6 @@ def test_two_scheduled_lanes_decide_in_the_order_of_time(run):
         priority={LINK: [0, 2, 3], OTHER: [1]},
     )
     assert run(plan) == [0, 0, 4, 8]
-
-
-def test_ordered_lanes_downstream_of_a_policy_follow_it(run):
-    #  link  |1: 6|0: 6|           1 is more urgent
-    #  cpu        |3: 1|2: 1       in id order: 2 waits for 0, and 3 for 2
-    plan = drawn(
-        [Task(LINK, 6), Task(LINK, 6), Task(CPU, 1), Task(CPU, 1)],
-        [Edge(0, 2), Edge(1, 3)],
-        priority={LINK: [1, 0]},
-    )
-    assert run(plan) == [6, 0, 12, 13]
 
 
 def tick_through_time(plan):

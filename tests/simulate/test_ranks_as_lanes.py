@@ -60,28 +60,6 @@ def test_programs_with_launches_waits_and_queues(data):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_equal_ranks_are_one_rank_alone(data):
-    plan = data.draw(plans())
-    factors, row = data.draw(ranks_of(plan, most=1))
-
-    found = ends(plan, np.repeat(factors, 64, axis=1), row, np.arange(len(plan)))
-
-    assert (found == ends(plan, factors, row, np.arange(len(plan)))).all()
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_many_ranks_of_several_classes(data):
-    plan = data.draw(plans(max_tasks=8))
-    few, row = data.draw(ranks_of(plan, most=4))
-    which = data.draw(st.lists(st.integers(0, few.shape[1] - 1), min_size=20, max_size=40))
-    factors = few[:, which] * (1 + np.arange(len(which)) // 2)
-
-    assert ends(plan, factors, row, np.arange(len(plan))).tolist() == written_out(plan, factors, row)
-
-
-@settings(max_examples=40)
-@given(st.data())
 def test_a_slower_rank_makes_no_rank_faster(data):
     plan = data.draw(plans())
     factors, row = data.draw(ranks_of(plan))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sqlite3
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from shared import TRACES, shared_trace
 import daydream
 from daydream.errors import DaydreamError
 from daydream.tools.run import find_tool, tools
-from daydream.tools.tool import Events, ToolError
+from daydream.tools.tool import ToolError
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
 
@@ -238,33 +236,6 @@ def test_stacks_reach_the_source_line_of_a_public_trace() -> None:
     assert any("modeling_qwen2.py" in each["stack"] for each in found)
 
 
-def test_kernel_frequency_is_a_naive_count_of_nsys_traces() -> None:
-    # A graph that nsys recorded as one event counts as one, named "CUDA graph".
-    files = sorted((TRACES / "nsys").glob("*.sqlite.gz")) if TRACES.exists() else []
-    if not files:
-        pytest.skip("the public traces are not at hand")
-    compared = 0
-    for file in files:
-        with tempfile.NamedTemporaryFile(suffix=".sqlite") as unpacked:
-            unpacked.write(gzip.decompress(file.read_bytes()))
-            unpacked.flush()
-            with sqlite3.connect(unpacked.name) as found:
-                tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master")}
-                if "CUPTI_ACTIVITY_KIND_KERNEL" not in tables:
-                    continue
-                naive = Counter(dict(found.execute(
-                    "SELECT value, count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL AS k "
-                    "JOIN StringIds AS s ON s.id = k.demangledName GROUP BY value"
-                )))  # fmt: skip
-                if "CUPTI_ACTIVITY_KIND_GRAPH_TRACE" in tables:
-                    ((graphs,),) = found.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
-                    naive += Counter({"CUDA graph": graphs})
-        counted = daydream.run_tool("kernel-frequency", daydream.load(file))["kernels"]
-        assert {each["name"]: each["count"] for each in counted} == naive, file.name
-        compared += 1
-    assert compared
-
-
 def test_the_tool_of_the_guide_works_as_it_stands_there(trace: daydream.Trace, tmp_path: Path) -> None:
     guide = Path(daydream.__file__).parents[1] / "docs" / "guides" / "tools.md"
     if not guide.exists():
@@ -275,51 +246,3 @@ def test_the_tool_of_the_guide_works_as_it_stands_there(trace: daydream.Trace, t
     (tmp_path / "long_kernels.py").write_text(code)
     found = daydream.run_tool(str(tmp_path / "long_kernels.py"), trace)
     assert found == {"kernels_above_100us": 0, "total_ns": 0}
-
-
-def test_barriers_are_told_beside_calls_that_wait(trace: daydream.Trace) -> None:
-    trace.texts["name"][trace.texts["name"].index("aten::relu")] = "c10d::barrier"
-    rows = daydream.run_tool("synchronization", trace)["calls"]
-    assert {row["name"]: row["total_ns"] for row in rows} == {
-        "cudaStreamSynchronize": 70, "c10d::barrier": 10,
-    }  # fmt: skip
-
-
-def test_columns_are_given_once_for_each_kind_of_event(trace: daydream.Trace) -> None:
-    found = daydream.run_tool(AllRows, trace)
-    kinds = Counter(row[0] for row in ROWS if row[0] != "annotation")
-    assert found["rows"] == kinds.total() == 12
-    assert found["calls"] == 4  # a collective is a kernel, too
-    assert found["total_ns"] == sum(row[3] for row in ROWS if row[0] != "annotation")
-
-
-@daydream.tool
-class AllRows:
-    """Counts rows by columns."""
-
-    def __init__(self) -> None:
-        self.rows = self.total_ns = self.calls = 0
-
-    def on_kernels(self, events: Events) -> None:
-        self.calls += 1
-        self.rows += len(events)
-        self.total_ns += int(events["duration_ns"].sum())
-
-    on_operators = on_calls = on_copies = on_kernels
-
-    def result(self) -> dict[str, int]:
-        return {"rows": self.rows, "total_ns": self.total_ns, "calls": self.calls}
-
-
-def test_the_rank_of_memory_is_known_where_it_is_the_first(trace: daydream.Trace) -> None:
-    @daydream.tool
-    class Ranks:
-        """The ranks of allocations."""
-
-        def on_allocations(self, events: Events) -> None:
-            self.ranks = events.values("rank"), events.values("allocated_bytes")
-
-        def result(self) -> dict[str, Any]:
-            return {"ranks": self.ranks}
-
-    assert daydream.run_tool(Ranks, trace) == {"ranks": ([0, 0, 0], [None, None, None])}

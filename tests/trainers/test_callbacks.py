@@ -1,7 +1,5 @@
 """Callbacks in the trainers of others: real processes, tiny random models, nothing downloaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -110,13 +108,13 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
 
     def run(*words):
         done = subprocess.run(
-            [sys.executable, "train.py", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return [line for line in done.stdout.splitlines() if line.startswith("loss")], done.stderr
 
-    (plain, _), (recorded, said) = run(), run("t.parquet")
+    (plain, _), (recorded, said) = run("train.py"), run("train.py", "t.parquet")
     assert plain == recorded
     assert package == "accelerate" or "daydream: wrote t.parquet" in said
     trace = daydream.load(tmp_path / "t.parquet")
@@ -125,3 +123,7 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
     assert replay.steps
     assert any(name.endswith(layer) for name in trace.text("layer"))
     assert {"forward", "backward", "optimizer"} <= {*trace.text("phase")}
+    run("-m", "daydream", "collect", "--no-suggestions", "-o", "c.parquet", "train.py")
+    collected = daydream.load(tmp_path / "c.parquet").metadata
+    assert sum(step["covered"] for step in collected["steps"]) == 3
+    assert "steps of the optimizer Adam" in collected["step_source"]

@@ -1,7 +1,5 @@
 """`daydream.handler` in a script's own torch.profiler: real processes, traces as good as `collect`'s."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -530,7 +530,7 @@ def merge(
         return traces[kept], [
             f"{len(traces)} processes trained independently of each other; the trace is that of {kept}."
         ]
-    return _joined(list(loaded.values())), _missing(world, len(traces))
+    return joined_ranks([*loaded.values()]), _missing(world, len(traces))
 
 
 def _missing(world: int, found: int) -> list[str]:
@@ -539,7 +539,7 @@ def _missing(world: int, found: int) -> list[str]:
     return [f"The job has {counted(world, 'rank')}; {found} of them ran here and left a trace."]
 
 
-def _joined(traces: list[Trace]) -> Trace:
+def joined_ranks(traces: list[Trace]) -> Trace:
     """Return one trace on one clock: that of the rank whose origin is the earliest."""
     import numpy as np
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec.structs import asdict
 
 from daydream.arrays import distinct, distinct_rows
 from daydream.costs.devices import device_properties, find_device
@@ -316,32 +315,6 @@ def _read_parquet(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], s
     return rows, device if isinstance(device, str) else None
 
 
-def save_times(
-    path: str | os.PathLike[str],
-    kind: Any,
-    times: Sequence[Any],
-    said: Mapping[str, Any],
-    *,
-    force: bool,
-) -> None:
-    """Write times of calls, each a record of this kind, as parquet; `KernelTable.load` reads it.
-
-    Raises `OutputError` if the path cannot be written, or exists and `force` is not given.
-    """
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
-
-    from daydream.files.atomic import write_whole
-
-    columns = [(name, NUMBERS.get(name, "string")) for name in kind.__struct_fields__]
-    schema = pa.schema(columns, {METADATA: json.dumps({"schema_version": SCHEMA, **said})})
-    rows = pa.Table.from_pylist([asdict(each) for each in times], schema)
-    write_whole(
-        path, lambda temporary: write_table(rows, temporary, compression="zstd"), force=force
-    )
-
-
-FORWARD, BACKWARD = "forward", "backward"
 NOT_MEASURED = (
     "what the new code takes is not known from this trace.\n"
     "       Time it in place: daydream calibrate --tool FILE.py SCRIPT, and give its file as --table."

@@ -5,7 +5,8 @@ a GPU times NCCL's figure for one link in one direction (SM60_NVLINK_BW 18.0, SM
 20.6, SM100 40.1, PCI_BW 12.0 for gen 3 x16, twice that a generation; src/graph/topo.h), for AMD RCCL's
 (GFX94X_XGMI_WIDTH 48.0). Out of a node: its network cards times NET_BW, 12.0 for each 100 Gbit/s
 (same file). Steps: hwLat of the ring with the Simple protocol (src/graph/tuning.cc): NVLink 3.4 us, PCI
-5.7 us, network 14.0 us.
+5.7 us, network 14.0 us; of A100 and B200 as short all-reduces of 8 GPUs show it (5.7 and 7.0 us;
+aiconfigurator's tables of NCCL 2.27). `nvls` is how near a switch that adds up comes to the links' bandwidth.
 Links and cards of the machines are those of the makers' data sheets.
 """
 
@@ -19,7 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from daydream.costs.network.clusters import Cluster, Link
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.nccl import Link
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
 from daydream.text import meant
@@ -60,7 +62,8 @@ def find_cluster(text: str) -> Cluster:
         source = f"by NCCL's own figures for the description ({row['what']}), not measured"
         intra = Link(int(row["links"]) * float(row["gb_per_s"]), int(row["step_ns"]))
         inter = Link(int(row["gbits"]) / 100 * NET_BW, NETWORK_NS)
-        found = Cluster(name, 1, int(row["gpus"]), intra, inter, source)
+        switch, ll128 = float(row["nvls"]), row["ll128"] == "1"
+        found = Cluster(name, 1, int(row["gpus"]), intra, inter, source, nvls=switch, ll128=ll128)
     else:
         hint = meant(name, machines(), "There is none like it.")
         raise DaydreamError(

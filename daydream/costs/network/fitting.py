@@ -7,33 +7,30 @@ A log names its columns in comment lines: `size count type redop root time algbw
 with their units, such as `size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)`; header
 names repeat, so columns go by position.
 
-A sweep over sizes inside a node is kept as it is, as a `StepCurve`: measured times bend, and no
-single latency and bandwidth follows them. A few sizes, as a trace has, give a latency and a bandwidth.
+They give a latency and a bandwidth of the links; what NCCL makes of these is its choice (`nccl`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
-from daydream.costs.network.clusters import PROTOCOLS, RINGS, Cluster, Link
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.nccl import RINGS, SIMPLE, Link
 from daydream.errors import DaydreamError
 from daydream.files.input_files import check_regular
 from daydream.lazy import regex
 from daydream.text import counted
 
-SWEEP = 8  # sizes; fewer are points of a line, not a curve
-TAIL = 4  # the last quarter of a curve's sizes gives its slope beyond the end
 LEAST_BYTES = 1 << 20  # bandwidth decides what longer messages take
 TELLING = 8  # sizes a factor apart that tells latency from bandwidth
 LEAST_SHARE = 0.1  # of a time is its transfer, however short
-SIMPLE = PROTOCOLS[0]
 TESTS = (
     ("all_reduce", regex(r"all_?reduce", re.IGNORECASE)),
     ("reduce_scatter", regex(r"reduce_?scatter", re.IGNORECASE)),
@@ -60,93 +57,6 @@ class Measurement:
     time_ns: float
 
 
-@dataclass(frozen=True)
-class StepCurve:
-    """All-reduces of one node, measured over many sizes, by the number of members.
-
-    A ring of n passes on 1/n of the data in each of 2(n-1) equal steps, so times of different n are
-    compared at equal bytes in a step. There, the time is a line over the number of steps: another n is
-    read off between its neighbours, or beyond the largest at what a further step takes. `shape` is the
-    cluster as fitted: where nothing was measured, the curve goes on as its formulas do.
-    """
-
-    world_sizes: tuple[int, ...]
-    nbytes: tuple[np.ndarray, ...]
-    times_ns: tuple[np.ndarray, ...]
-    shape: Cluster
-    bandwidth: float = 1.0  # how much faster than measured
-    latency: float = 1.0
-
-    @classmethod
-    def of(cls, measurements: Iterable[Measurement], shape: Cluster) -> StepCurve:
-        """Return the curve of measured all-reduces; several of one size and members are averaged.
-
-        What a longer message takes bounds what a shorter one needs, which can be padded; so where
-        times fall with the size (an unlucky choice of the library's), the lower one holds.
-        """
-        by_size: dict[int, dict[int, list[float]]] = {}
-        for one in measurements:
-            by_size.setdefault(one.world_size, {}).setdefault(one.nbytes, []).append(one.time_ns)
-        sizes, times = [], []
-        for world_size in sorted(by_size):
-            found = sorted(by_size[world_size].items())
-            mean = np.array([sum(values) / len(values) for _, values in found])
-            sizes.append(np.array([nbytes for nbytes, _ in found], float))
-            times.append(np.minimum.accumulate(mean[::-1])[::-1])
-        return cls(tuple(sorted(by_size)), tuple(sizes), tuple(times), shape)
-
-    def scaled(self, bandwidth: float, latency: float) -> StepCurve:
-        """Return the curve of links with these multiples of the measured bandwidth and latency."""
-        return replace(self, bandwidth=self.bandwidth * bandwidth, latency=self.latency * latency)
-
-    def time_ns(self, rounds: int, nbytes: float, members: int) -> float:
-        """Return the time of a ring collective: two rounds of n-1 steps for an all-reduce, else one."""
-        whole = self._all_reduce_ns(nbytes, members)
-        fixed = min(SIMPLE.base_ns, whole)
-        time = whole if rounds == 2 else fixed + (whole - fixed) / 2
-        waits = min((rounds * (members - 1) + 1) * self.shape.intra.latency_ns + fixed, time)
-        return waits * self.latency + (time - waits) / self.bandwidth
-
-    def _all_reduce_ns(self, nbytes: float, members: int) -> float:
-        known = self.world_sizes
-        if members in known:
-            return self._at(known.index(members), nbytes)
-        above = next((place for place, size in enumerate(known) if size > members), len(known))
-        if (
-            above == 0 or len(known) == 1
-        ):  # no two neighbours: the shape of the formula, through one of them
-            place = 0 if above == 0 else len(known) - 1
-            size = known[place]
-            alike = nbytes / members * size
-            formula = self.shape.modelled_ns("all_reduce", nbytes, members, members)
-            formula_there = self.shape.modelled_ns("all_reduce", alike, size, size)
-            if members > size:  # what was measured beyond the formula does not grow with the steps
-                return self._at(place, alike) + max(formula - formula_there, 0.0)
-            return self._at(place, alike) * formula / formula_there
-        below = above - 1 if above < len(known) else above - 2
-        fewer, more = known[below], known[below + 1]
-        low = self._at(below, nbytes / members * fewer)
-        high = self._at(below + 1, nbytes / members * more)
-        share = (members - fewer) / (more - fewer)
-        return low + (max(high, low) - low) * share
-
-    def _at(self, place: int, nbytes: float) -> float:
-        """Return the measured time at a size: below the first by the formula's shape, beyond the last on."""
-        sizes, times, members = self.nbytes[place], self.times_ns[place], self.world_sizes[place]
-        if nbytes < sizes[0]:
-            formula = self.shape.modelled_ns("all_reduce", nbytes, members, members)
-            return float(
-                times[0]
-                * formula
-                / self.shape.modelled_ns("all_reduce", float(sizes[0]), members, members)
-            )
-        if nbytes > sizes[-1]:
-            back = max(len(sizes) - len(sizes) // TAIL - 1, 0)
-            rise = (times[-1] - times[back]) / max(sizes[-1] - sizes[back], 1.0)
-            return float(times[-1] + (nbytes - sizes[-1]) * rise)
-        return float(np.interp(nbytes, sizes, times))
-
-
 def calibrate(
     cluster: Cluster,
     measurements: Sequence[Measurement],
@@ -168,14 +78,6 @@ def calibrate(
     fitted = cluster
     if inside:
         fitted = replace(fitted, intra=_fit(inside, cluster, upper_bounds=upper_bounds))
-        sweep = [one for one in inside if one.collective == "all_reduce"]
-        if len({one.nbytes for one in sweep}) >= SWEEP and not upper_bounds:
-            if (
-                len({one.world_size for one in sweep}) == 1
-            ):  # what is fixed and what a step costs is one sum
-                link = Link(fitted.intra.bandwidth, cluster.intra.latency_ns)
-                fitted = replace(fitted, intra=link)
-            fitted = replace(fitted, curve=StepCurve.of(sweep, fitted))
     if across:
         fitted = replace(fitted, inter=_fit(across, fitted, upper_bounds=upper_bounds))
     if fitted is cluster:

@@ -8,16 +8,11 @@ from typing import Any
 
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import (
-    POINT_TO_POINT,
-    RINGS,
-    Cluster,
-    Link,
-    bytes_of_message,
-    ring_ns,
-)
+from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.nccl import POINT_TO_POINT, RINGS, Link, bytes_of_message, ring_ns
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.plan import Cause
 from daydream.trace.trace import Trace
 
 OWN = "^fake:"  # calls and waits that our process group of a fake world answered
@@ -141,7 +136,8 @@ def cluster_of_world(trace: Trace) -> Cluster:
     if world.get("cluster") is None:
         raise GraphError(
             f"recorded in a fake world of {world['world_size']:,} ranks, where collectives take no time; name "
-            f"their machines with --cluster, such as dgx-h100, or a file of your own"
+            "their machines with --cluster, such as dgx-h100, or a file of your own; for a change that has an "
+            "option of that name, when it is recorded"
         )
     return find_cluster(world["cluster"]).holding(world["world_size"])
 
@@ -150,32 +146,45 @@ def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     """Return the graph of a fake world whose collectives take their time on a cluster, none without one.
 
     Our own calls take none. Ranks fill the nodes in their order, and nobody comes late: what the other ranks
-    do is not known.
+    do is not known. A message between two ranks that were both recorded goes when both have asked for it.
     """
     trace = graph.recorded
     duration = graph.duration_ns.copy()
     duration[graph.select(kind="cpu", name=OWN).ids] = 0
     tasks = graph.select(kind="collective")
-    if cluster is None:
-        return graph.retimed(duration, graph.gap_ns)
-    own = trace.metadata["fake_world"]["rank"]
     ranks_of = {group["name"]: group["ranks"] for group in trace.metadata.get("groups", ())}
     keys = zip(
         tasks.collective,
         tasks.bytes.tolist(),
         tasks.group,
         trace["peer"][tasks.row].tolist(),
+        tasks.rank.tolist(),
         strict=True,
     )
     known: dict[tuple[Any, ...], int] = {}
-    for task, key in zip(tasks.ids.tolist(), keys, strict=True):
-        if key not in known:
-            operation, nbytes, group, peer = key
+    messages: dict[tuple[Any, ...], tuple[list[int], list[int]]] = {}  # sent and received
+    for _, task, key in sorted(zip(tasks.row.tolist(), tasks.ids.tolist(), keys, strict=True)):
+        operation, nbytes, group, peer, rank = key
+        own = rank if "ranks" in trace.metadata else trace.metadata["fake_world"]["rank"]
+        if operation in ("send", "recv"):
+            pair = (own, peer) if operation == "send" else (peer, own)
+            messages.setdefault((group, *pair), ([], []))[operation == "recv"].append(task)
+        if key not in known and cluster is not None:
             ranks = [own, peer] if operation in POINT_TO_POINT else ranks_of.get(group)
             if not ranks:
                 raise GraphError(f"the trace does not say which ranks are in group {group}")
             together = max(Counter(rank // cluster.gpus_per_node for rank in ranks).values())
             size = bytes_of_message(operation, max(nbytes, 0), len(ranks))
             known[key] = cluster.time_ns(operation, size, len(ranks), per_node=together)
-        duration[task] = known[key]
-    return graph.retimed(duration, graph.gap_ns)
+        duration[task] = known.get(key, 0)
+    found = graph.retimed(duration, graph.gap_ns)
+    for (_, sender, receiver), ends in messages.items():
+        sent, received = map(len, ends)
+        if all(ends) and sent != received:
+            raise GraphError(
+                f"rank {sender} sends {sent} messages to rank {receiver}, which receives {received}: their "
+                "stages were not recorded over the same steps"
+            )
+        for asked, other in (ends, ends[::-1]) if all(ends) else ():
+            found.link(graph.launch[asked], other, cause=Cause.COMMUNICATION)
+    return found

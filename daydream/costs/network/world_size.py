@@ -13,8 +13,9 @@ import numpy as np
 
 from daydream.collect.derive.collectives import ENDS_AGREE_NS, host_collectives, match_collectives
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.clusters import COLLECTIVES, Cluster, bytes_of_message
+from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.fitting import Measurement, calibrate
+from daydream.costs.network.nccl import COLLECTIVES, bytes_of_message
 from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph

@@ -58,7 +58,8 @@ class Call(NamedTuple):
 
 def product(batch: int, m: int, k: int, n: int, *, added: int = 0) -> Amount:
     """Return the work of `batch` products of m x k by k x n, plus elements read and added."""
-    return Amount("matmul", 2 * batch * m * k * n, batch * (m * k + k * n + m * n) + added)
+    moved = batch * (m * k + k * n + m * n) + added
+    return Amount("matmul", 2 * batch * m * k * n, moved, sizes=(m, n, k) if batch == 1 else ())
 
 
 def mm(call: Call) -> Amount | None:
@@ -87,7 +88,7 @@ def _added(call: Call, inner: Amount | None) -> Amount | None:
     """Return the work of a product of the second and third argument that is added to the first."""
     if inner is None or inner.elements is None:
         return None
-    return call.amount(inner.flop, inner.elements + elements(call.arguments[0]))
+    return inner._replace(elements=inner.elements + elements(call.arguments[0]))
 
 
 def linear(call: Call) -> Amount | None:
@@ -193,7 +194,8 @@ def attention(q: Shape, k: Shape, v: Shape, *, backward: bool) -> Amount | None:
     width = 3 * q[3] + 2 * v[3] if backward else q[3] + v[3]
     out = q[0] * q[1] * q[2] * v[3]
     moved = elements([q, k, v]) + out
-    return Amount("attention", 2 * scores * width, 2 * moved if backward else moved)
+    sizes = (q[0], q[2], q[1], k[1], q[3]) if q[2] == k[2] else ()
+    return Amount("attention", 2 * scores * width, 2 * moved if backward else moved, sizes=sizes)
 
 
 def attend(call: Call) -> Amount | None:
@@ -289,17 +291,24 @@ def embedding_bag(call: Call) -> Amount:
     return call.amount(rows * width, (rows + bags) * width, (rows + bags) * INDEX_BYTES)
 
 
-def gather(call: Call) -> Amount:
-    """Elements by their indices."""
-    moved = elements(call.tensors[1])
-    return call.amount(0, 2 * moved, moved * INDEX_BYTES)
+# Of a tensor by its place: FLOP, elements and bytes of other types for each of its elements.
+SIZED = {
+    "gather": (1, 0, 2, INDEX_BYTES),
+    "scatter": (-1, 1, 3, INDEX_BYTES),  # elements are added where their indices say
+    "write": (0, 0, 1, 0),
+    "reduction": (0, 1, 1, 0),  # what is written is left out: the dimensions are not recorded
+    "scan": (0, 1, 2, 0),
+    "clone": (0, 0, 2, 0),
+    "dropout": (0, 2, 2, MASK_BYTES),
+    "nll": (1, 2, 1, INDEX_BYTES),
+}
 
 
-def scatter(call: Call) -> Amount:
-    """Elements are added where their indices say."""
-    _, *others = call.tensors
-    moved = elements(others[-1])
-    return call.amount(moved, 3 * moved, moved * INDEX_BYTES)
+def sized(call: Call) -> Amount:
+    """What goes with the size of one tensor."""
+    place, flop, moved, extra = SIZED[call.op.formula]
+    size = elements(call.tensors[place])
+    return call.amount(flop * size, moved * size, extra * size)
 
 
 def pooling(call: Call) -> Amount:
@@ -324,51 +333,48 @@ def pooling_backward(call: Call) -> Amount:
     )
 
 
-def element_wise(call: Call) -> Amount | None:
+def element_wise(call: Call) -> Amount:
     """Reads so many tensors; a further shape is an output handed in."""
-    read = call._replace(arguments=call.arguments[: call.op.reads]).tensors
-    out = broadcast(read)
-    if not read or out is None:
-        return None
-    written = elements(out)
-    return call.amount(call.op.flop * written, elements(read) + written)
+    read, written = _read(call, call.op.reads)
+    return call.amount(call.op.flop * written, read + written)
 
 
-def where(call: Call) -> Amount | None:
+def where(call: Call) -> Amount:
     """One of two tensors by a mask, which stands first."""
     return _masked(call, 3, 0)
 
 
-def masked_fill(call: Call) -> Amount | None:
+def masked_fill(call: Call) -> Amount:
     """A tensor where a mask leaves it as it is."""
     return _masked(call, 2, 1)
 
 
-def _masked(call: Call, reads: int, mask: int) -> Amount | None:
+def _masked(call: Call, reads: int, mask: int) -> Amount:
     """Reads so many arguments, one of them a mask."""
+    read, written = _read(call, reads)
+    masks = elements(call.arguments[mask])
+    return call.amount(written, read - masks + written, masks * MASK_BYTES)
+
+
+def comparison(call: Call) -> Amount:
+    """A mask of one byte an element."""
+    read, written = _read(call, 2)
+    return call.amount(written, read, written * MASK_BYTES)
+
+
+def _read(call: Call, reads: int) -> tuple[int, int]:
+    """Return the elements of the tensors among the first arguments, and of what they broadcast to."""
     read = call._replace(arguments=call.arguments[:reads]).tensors
     out = broadcast(read)
     if not read or out is None:
-        return None
-    masks = elements(call.arguments[mask])
-    moved = elements(read) - masks + elements(out)
-    return call.amount(elements(out), moved, masks * MASK_BYTES)
+        raise ValueError("no shapes that fit each other")
+    return elements(read), elements(out)
 
 
-def comparison(call: Call) -> Amount | None:
-    """A mask of one byte an element."""
-    read = call._replace(arguments=call.arguments[:2]).tensors
-    out = broadcast(read)
-    if not read or out is None:
-        return None
-    return call.amount(elements(out), elements(read), elements(out) * MASK_BYTES)
-
-
-def elu_backward(call: Call) -> Amount | None:
-    """A gradient and the result."""
-    one, *other = call.tensors[:2]  # three numbers stand between the tensors
-    out = broadcast([one, *other])
-    return None if out is None else call.amount(elements(out), elements([one, *other, out]))
+def elu_backward(call: Call) -> Amount:
+    """A gradient and the result; three numbers stand between the tensors."""
+    read, written = _read(call._replace(arguments=[*call.tensors]), 2)
+    return call.amount(written, read + written)
 
 
 def glu(call: Call) -> Amount:
@@ -381,23 +387,6 @@ def glu_backward(call: Call) -> Amount:
     """Gradients of both halves."""
     size = elements(call.tensors[1])
     return call.amount(3 * size, elements(call.tensors[0]) + 2 * size)
-
-
-def write(call: Call) -> Amount:
-    """Written and not read."""
-    return call.amount(0, elements(call.tensors[0]))
-
-
-def reduction(call: Call) -> Amount:
-    """What is written is left out: the dimensions reduced over are not recorded."""
-    size = elements(call.tensors[0])
-    return call.amount(size, size)
-
-
-def scan(call: Call) -> Amount:
-    """Sums or products up to each element."""
-    size = elements(call.tensors[0])
-    return call.amount(size, 2 * size)
 
 
 def normalization(call: Call) -> Amount:
@@ -418,12 +407,6 @@ def softmax(call: Call) -> Amount:
     return call.amount(call.op.flop * size, (call.op.reads + call.op.writes) * size)
 
 
-def nll(call: Call) -> Amount:
-    """One score of each row."""
-    rows = elements(call.tensors[1])
-    return call.amount(2 * rows, rows, rows * INDEX_BYTES)
-
-
 def nll_backward(call: Call) -> Amount:
     """A gradient as large as the scores."""
     found = call.tensors
@@ -437,21 +420,10 @@ def copy(call: Call) -> Amount:
     return call.amount(0, elements((source or [to])[0]) + elements(to))
 
 
-def clone(call: Call) -> Amount:
-    """Read and written once."""
-    return call.amount(0, 2 * elements(call.tensors[0]))
-
-
 def concatenate(call: Call) -> Amount:
     """Each tensor of the first list is read and written."""
     parts = call.lists[0]
     return call.amount(0, 2 * elements(parts), tensors=len(parts))
-
-
-def dropout(call: Call) -> Amount:
-    """A mask of one byte an element is written, too."""
-    size = elements(call.tensors[0])
-    return call.amount(2 * size, 2 * size, size * MASK_BYTES)
 
 
 def lstm_cell(call: Call) -> Amount:

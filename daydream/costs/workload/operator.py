@@ -51,7 +51,7 @@ def shapes_work(op: str, arguments: list[Argument], hint: Shape | None = None) -
     row = operator(op)
     if not row.formula:
         return None
-    formula: Callable[[Call], Amount | None] = getattr(formulas, row.formula)
+    formula: Callable[[Call], Amount | None] = getattr(formulas, row.formula, formulas.sized)
     try:
         return formula(Call(row, arguments, hint))
     except (IndexError, ValueError):  # a tensor or a dimension that it needs was not recorded

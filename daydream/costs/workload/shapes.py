@@ -90,6 +90,7 @@ class Amount(NamedTuple):
     once (compulsory traffic: what a cache saves or a poor kernel reads twice is part
     of a kernel's efficiency, not of its work); `extra_bytes` are those of other types
     (indices, masks). None is unknown. `tensors` counts what a list operator updates.
+    `sizes` are those by which it was measured on GPUs (`device/measured_tables.py`), if it may have been.
     """
 
     family: str
@@ -97,6 +98,7 @@ class Amount(NamedTuple):
     elements: int | None
     extra_bytes: int = 0
     tensors: int = 1
+    sizes: Shape = ()
 
     def nbytes(self, itemsize: int | None) -> int | None:
         """Return the bytes moved, None where the elements or their size are unknown."""

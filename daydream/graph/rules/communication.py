@@ -77,7 +77,7 @@ LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
 def match_ranks(draft: Draft) -> None:
     """Match the collectives of several ranks and let each transfer begin with the last arrival."""
     tasks = np.flatnonzero(draft.kind == COLLECTIVE)
-    if len(unique(draft.ranks[draft.lane[tasks]])) < 2:
+    if len(unique(draft.ranks[draft.lane[tasks]])) < 2 or "fake_world" in draft.trace.metadata:
         return
     matched = match_collectives(draft.trace)
     if not len(matched):
@@ -340,18 +340,18 @@ def transfer_in_fake_world(draft: Draft) -> None:
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
     described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
-    rank = trace.metadata["fake_world"]["rank"]
-    lanes: dict[str, int] = {}
+    kernels = draft.task_of_row[np.flatnonzero(trace.is_kind("kernel"))]
+    kernels = kernels[(kernels >= 0) & (draft.launch[kernels] >= 0)]
+    lanes = dict[Lane, int]()
     lane, names = [], []
-    for group, operation, peer in zip(
-        *(trace.values(name, calls) for name in ("group", "collective", "peer")), strict=True
-    ):
+    asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
+    for rank, group, operation, peer in zip(draft.ranks[draft.lane[tasks]], *asked, strict=True):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
-        if name not in lanes:
-            host = not trace.is_kind("kernel").any()
-            lanes[name] = draft.add_lane(Lane(name, rank, on_device=True, host=host))
-        lane.append(lanes[name])
+        made = Lane(name, int(rank), on_device=True, host=not len(kernels))
+        if made not in lanes:
+            lanes[made] = draft.add_lane(made)
+        lane.append(lanes[made])
         names.append(draft.code("name", f"{operation} {where}"))
     transfers = draft.add(
         len(calls),
@@ -363,22 +363,26 @@ def transfer_in_fake_world(draft: Draft) -> None:
         order=draft.order[tasks] + DEVICE_PLACE,
         **draft.values(tasks, "op", "layer", "phase", "step", "start_ns"),
     )
-    # Kernels there are where a GPU was emulated: its stream waits, as NCCL lets it, and the CPU goes on.
-    kernels = draft.task_of_row[np.flatnonzero(trace.is_kind("kernel"))]
-    kernels = kernels[(kernels >= 0) & (draft.launch[kernels] >= 0)]
-    launched = draft.start_ns[draft.launch[kernels]]
-    kernels, launched = (
-        values[np.argsort(launched, kind="stable")] for values in (kernels, launched)
-    )
-    before = np.searchsorted(launched, draft.start_ns[tasks]) - 1
-    known = before >= 0
-    draft.link(kernels[before[known]], transfers[known], cause=Cause.COMMUNICATION)
-    transfer_of = dict(zip(trace["correlation"][calls].tolist(), transfers.tolist(), strict=True))
-    for wait in rows[~is_call].tolist():
-        transfer = transfer_of.get(int(trace["correlation"][wait]))
-        waits = draft.task_of_row[wait]
-        if len(kernels):
-            behind = int(np.searchsorted(launched, draft.start_ns[waits]))
-            waits = kernels[behind] if behind < len(kernels) else None
-        if transfer is not None and waits is not None:  # else it is of a time before the recording
-            draft.link(transfer, waits, cause=Cause.COMMUNICATION)
+    transfer_of = dict(zip(draft.units(calls).tolist(), transfers.tolist(), strict=True))
+    waits = rows[~is_call]
+    waits, waited = draft.task_of_row[waits], draft.units(waits).tolist()
+    if len(kernels):  # of an emulated GPU: its stream waits, as NCCL lets it, and the CPU goes on
+        before, waits = _launched(draft, kernels, tasks, -1), _launched(draft, kernels, waits, 0)
+        draft.link(before[before >= 0], transfers[before >= 0], cause=Cause.COMMUNICATION)
+    for wait, unit in zip(waits.tolist(), waited, strict=True):
+        if wait >= 0 and unit in transfer_of:  # else it was asked for before the recording
+            draft.link(transfer_of[unit], wait, cause=Cause.COMMUNICATION)
+
+
+def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int) -> np.ndarray:
+    """Return of each CPU task the kernel of its rank that is launched next, or `places` later; -1 for none."""
+    ranks, found = draft.ranks[draft.lane], np.full(len(tasks), -1)
+    for rank in np.unique(ranks[tasks]):
+        own = kernels[ranks[kernels] == rank]
+        launched = draft.start_ns[draft.launch[own]]
+        order = np.argsort(launched, kind="stable")
+        mine = np.flatnonzero(ranks[tasks] == rank)
+        place = np.searchsorted(launched[order], draft.start_ns[tasks[mine]]) + places
+        known = (place >= 0) & (place < len(own))
+        found[mine[known]] = own[order[place[known]]]
+    return found

@@ -34,10 +34,12 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, columns, moved_bound
 from daydream.text import counted
 from daydream.text import listed as some_of
+from daydream.trace.recorded_time import in_fake_world
 
 if TYPE_CHECKING:
-    from daydream.predict.compare import Difference, Side
+    from daydream.predict.compare import Difference, Series, Side
     from daydream.predict.confirm import Confirmation
+    from daydream.predict.curves import Blame
 
 TOP = 4
 MOST_NAMES = 5
@@ -92,7 +94,8 @@ def _side(side: Side) -> str:
     devices = listed(side.devices) if side.devices else "GPU of unknown name"
     ranks = f" on {counted(side.ranks, 'rank')}" if side.ranks > 1 else ""
     steps = counted(side.steps, "step")
-    return f"{name}: {devices if side.on_device else 'CPU only'}, {steps}{ranks}"
+    parts = [devices if side.on_device else "CPU only", steps + ranks]
+    return f"{name}: {', '.join(filter(None, [*parts, in_fake_world(side.graph.recorded)]))}"
 
 
 def _answer(found: Difference) -> list[Block]:
@@ -257,6 +260,68 @@ def _unchanged(found: Difference) -> list[str]:
         if names:
             said.append(f"{title}: {some_of(list(dict.fromkeys(short)), MOST_NAMES)}")
     return said
+
+
+# Many runs, many ranks
+
+
+def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Block]:
+    """Return which run is the first slower one, all of them, and what is slower in it."""
+    runs = Table(
+        [Column("run", keep="end"), Kind.TIME("step", bar=True), Column("")],
+        [Row((run.name, run.step_ns, "slower" if run.slow else "")) for run in found.runs],
+    )
+    shift = found.step
+    if shift is None:
+        return [Headline("no run is slower than the spread from run to run explains"), runs]
+    spread = f"{percent(shift.spread_ns / shift.before_ns)} from run to run"
+    said = (
+        f"first slower run: {found.first_slow}, {step_change_text(shift.before_ns, shift.after_ns)}"
+    )
+    rows = [
+        Row((each.name, each.before_ns, each.after_ns, each.change_ns, _chance(each.chance)))
+        for each in found.operators[: None if verbose else top]
+    ]
+    columns_ = columns("slower operators", ("others", "slower runs"))
+    return [
+        Headline(said),
+        Text(f"by chance: {_chance(shift.chance)}; steps differ by {spread}"),
+        runs,
+        *([Table([*columns_, Column("by chance")], rows)] if rows else []),
+    ]
+
+
+def _chance(chance: float) -> str:
+    return percent(chance) if chance >= 1e-4 else "under 0.01%"
+
+
+def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]:
+    """Return what each rank, stage and kind of work costs, and what would be without it."""
+    whole = found.replayed_ns
+    first = max(found.parts, key=lambda each: each.saving_ns, default=None)
+    said = "no rank or stage makes the step longer"
+    if first is not None and first.saving_ns > 0:
+        without = percent(first.saving_ns / whole)
+        said = f"without {first.who}'s longer {first.work}: {without} less"
+    rows = [
+        Row((f"{each.who}: {each.work}", each.longer_ns, each.saving_ns, each.cost_ns))
+        for each in found.parts[: None if verbose else top]
+    ]
+    for head, costs in (
+        ("by rank", found.ns_by_rank),
+        ("by stage", found.ns_by_stage),
+        ("by work", found.ns_by_work),
+    ):
+        shown = [Row((f"  {name}", None, None, ns)) for name, ns in costs.items() if ns]
+        rows += [Row((head,), style=HEADING), *shown[:top]] if len(shown) > 1 else []
+    rest = [
+        ("other parts", found.others_ns),
+        ("the balanced step", found.balanced_ns),
+        ("the step", whole),
+    ]
+    rows += [Row((name, None, None, ns)) for name, ns in rest if ns]
+    heads = [Kind.TIME(head) for head in ("takes longer by", "saves alone", "costs")]
+    return [Headline(said), Table([Column("what"), *heads], rows, whole), Notes(found.notes)]
 
 
 # A change that was made for real

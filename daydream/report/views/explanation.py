@@ -144,7 +144,7 @@ def _figures(found: Explanation) -> Figures:
     replay = found.replay
     after = found.after
     if after is not None:
-        error = error_text(replay.basis_error, replay.error)
+        error = error_text(replay)
         simulated = f"{time_text(after.simulated_ns)} after {shortened(after.optimization, LABEL)}"
         figures = [("replayed", time_text(after.replayed_ns), ""), ("simulated", simulated, error)]
         return Figures(figures, "step time")

@@ -112,7 +112,7 @@ def _headline(found: Ranking) -> list[str]:
     bound = f"now {found.bound.label}"
     if found.bound_share:
         bound = f"bottleneck now: {found.bound.awaited}, {found.bound_share:.0%} of the step"
-    error = error_text(found.replay.basis_error, found.replay.error)
+    error = error_text(found.replay)
     return [f"{said}; {error}", bound]
 
 
@@ -504,7 +504,7 @@ def scaling_answer(found: Scaling) -> list[Block]:
     workers = counted(most.workers, "worker")
     efficiency = percent(most.efficiency)
     lost = f"largest loss: {most.lost_to}; " if most.lost_to else ""
-    error = error_text(found.replay_error, found.replay.error)
+    error = error_text(found.replay)
     alone = samples_per_step(found.replay.graph) if found.alone_ns else None
     rate = ""
     if alone is not None:

@@ -139,7 +139,7 @@ def headline(found: Prediction) -> Headline:
     said = "cannot be predicted from this trace"
     if found.predicted_ns is not None:
         said = answer_text(found)
-    error = error_text(found.replay_error, found.replay.error)
+    error = error_text(found.replay)
     return Headline(f"{found.optimization}: {said}; {error}")
 
 
@@ -169,7 +169,7 @@ def step_figures(found: Prediction) -> Figures:
     before = found.replayed_ns
     how = "without a profiler" if replay.basis == UNPROFILED else _mean_of(replay)
     kept = replay.basis if replay.basis == ESTIMATED else "replayed"
-    error = error_text(found.replay_error, replay.error)
+    error = error_text(replay)
     recorded = times("step time", ("measured", found.measured_ns, how), (kept, before, error))
     after = [("predicted", "unknown", found.reason or "")]
     if found.predicted_ns is not None:
@@ -291,7 +291,7 @@ def replayed_figure(found: Replay) -> tuple[str, str, str]:
     """Return the step of the answers as a key figure, with its error and a steady step that differs."""
     steady = time_text(found.basis_ns)
     if found.basis != RECORDED:
-        return found.basis, steady, error_text(found.basis_error, found.error)
+        return found.basis, steady, error_text(found)
     told = time_text(found.replayed_ns)
     after = "" if told == steady else f", steady {steady}"
     return "replayed", told, f"error {percent(found.error, signed=True)}{after}"

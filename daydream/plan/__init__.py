@@ -1,0 +1,1 @@
+"""Plans: which strategy fits into memory and takes the least time."""

@@ -1,0 +1,521 @@
+"""A training step composed of its blocks: what it takes, and how much memory, for any way to divide it over GPUs.
+
+A block (an embedding, a layer, a loss) was measured or emulated for one micro-batch on one GPU, already divided
+as `tp`, `cp` and `ep` ask for. Its passes become those of chunks, chunks are put on stages, and the schedule of
+the pipeline (1F1B; interleaved where a stage has several chunks) runs as the causes have it: a pass starts when
+its stage is free and its input is there. Of each stage two clocks are kept, the thread that launches and the GPU:
+a block's kernels end no earlier than the thread has launched them.
+
+    GPU after a chunk = max(GPU before + kernels, thread before + launches up to a block + kernels after it)
+
+Of a block's collectives that counts which no kernel of it hides. Gradients are exchanged after the last backward
+pass, or during it. Units are ns and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Protocol
+
+from daydream.errors import DaydreamError
+
+GROUPS = ("tp", "cp", "ep")  # that the collectives of a block are of
+FORWARD, BACKWARD = 0, 1
+SETTLED = 4  # rounds of a pipeline after which another round of micro-batches takes what the last one took
+
+
+class Cluster(Protocol):
+    """What is asked of a `costs.network.clusters.Cluster`."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node."""
+
+    def holding(self, world_size: int, /) -> Cluster:
+        """Return it with nodes for so many GPUs."""
+
+    def time_ns(
+        self, collective: str, nbytes: float, world_size: int, /, *, per_node: int
+    ) -> float:
+        """Return how long a collective takes, ns."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Equal collectives of a block's pass.
+
+    Attributes:
+        group: `tp`, `cp` or `ep`.
+        operation: `all_reduce`, `all_gather`, ... (`Cluster.time_ns`).
+        nbytes: of one: the larger of what a member gives and what it gets.
+        count: how many.
+        beside_ns: kernels of the block that run beside one, before the program waits for it.
+    """
+
+    group: str
+    operation: str
+    nbytes: float
+    count: int = 1
+    beside_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The forward or the backward pass of a block over one micro-batch on one GPU.
+
+    Attributes:
+        gpu_ns: its kernels without collectives.
+        cpu_ns: what the thread takes to launch all of it.
+        exchanges: its collectives.
+    """
+
+    gpu_ns: float
+    cpu_ns: float = 0.0
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a model that is on one GPU as a whole.
+
+    Attributes:
+        name: `embedding`, `layer`, ...
+        forward: over a micro-batch.
+        backward: likewise.
+        parameters: on this GPU, without experts; elements.
+        expert_parameters: of the experts on this GPU.
+        input_bytes: of what it gets from the block before.
+        saved_bytes: kept for its backward pass, with its input.
+        workspace_bytes: of what one pass holds besides, at most.
+        is_layer: one of those that stages share evenly; others go with the layer next to them.
+    """
+
+    name: str
+    forward: Pass
+    backward: Pass
+    parameters: float = 0
+    expert_parameters: float = 0
+    input_bytes: float = 0
+    saved_bytes: float = 0
+    workspace_bytes: float = 0
+    is_layer: bool = True
+
+
+@dataclass(frozen=True)
+class Model:
+    """Blocks in their order, and what training keeps of each parameter.
+
+    Attributes:
+        blocks: from the input to the loss.
+        parameter_bytes: of a parameter as kernels read it.
+        gradient_bytes: of a gradient as it is kept and exchanged.
+        optimizer_bytes: of master weights and moments, for each parameter.
+        optimizer_ns: that the update of one parameter takes.
+        tied_parameters: of an embedding that the last stage shares with the first.
+        synchronous: the thread waits for the GPU after each pass, as Megatron's timers and messages have it.
+    """
+
+    blocks: tuple[Block, ...]
+    parameter_bytes: float = 2
+    gradient_bytes: float = 4
+    optimizer_bytes: float = 12
+    optimizer_ns: float = 0.0
+    tied_parameters: float = 0
+    synchronous: bool = False
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a training step is divided.
+
+    Attributes:
+        dp: replicas, whose gradients are reduced.
+        fsdp: GPUs of a replica among which parameters, gradients and optimizer are sharded.
+        tp: GPUs that share each layer.
+        pp: stages.
+        ep: GPUs among which experts are divided, of those of `dp` and `fsdp`.
+        cp: GPUs among which a sequence is divided.
+        micro_batch: sequences of a micro-batch.
+        micro_batches: of a step, for each replica.
+        chunks: of a stage; more than 1 is the interleaved schedule.
+        checkpointing: layers keep their input alone and run their forward pass again.
+        sharded_optimizer: replicas divide the optimizer's state: gradients are reduce-scattered, parameters
+            gathered.
+        overlap: gradients are reduced during the last backward pass.
+    """
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    micro_batch: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    checkpointing: bool = False
+    sharded_optimizer: bool = False
+    overlap: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs."""
+        return self.dp * self.fsdp * self.tp * self.cp * self.pp
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step, of all replicas."""
+        return self.dp * self.fsdp * self.micro_batch * self.micro_batches
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed step.
+
+    Attributes:
+        step_ns: what it takes.
+        parts: where the time of the stage that works most goes, ns: `compute`, `launch` (the GPU waits for the
+            thread), `tp`, `cp`, `ep`, `fsdp`, `bubble`, `gradients`, `optimizer`. They add up to the step.
+        memory: peak of each stage, bytes.
+    """
+
+    step_ns: float
+    parts: dict[str, float]
+    memory: tuple[float, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the stage that needs most."""
+        return max(self.memory)
+
+    @property
+    def bound(self) -> str:
+        """The part that takes most."""
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
+@dataclass(frozen=True)
+class ChunkPass:
+    """A pass of a chunk: kernels with collectives, launches, and what it takes from the first launch on; ns."""
+
+    gpu_ns: float
+    cpu_ns: float
+    least_ns: float
+    parts: dict[str, float]
+
+
+def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
+    """Return what a step takes and needs.
+
+    Args:
+        model: blocks, measured for this micro-batch and these `tp`, `cp` and `ep`.
+        strategy: how the step is divided.
+        cluster: the GPUs. Ranks fill the nodes in the order tp, cp, dp and fsdp, pp.
+
+    Raises:
+        DaydreamError: the layers or the micro-batches do not divide.
+    """
+    stages = divided(model.blocks, strategy)
+    time = network(strategy, cluster)
+    passes = [
+        [chunk_passes(blocks, model, strategy, time) for blocks in chunks] for chunks in stages
+    ]
+    largest = max(block.input_bytes for block in model.blocks if block.is_layer)
+    send_ns = time("pp", "send", largest) if strategy.pp > 1 else 0.0
+    done, last_start = _run(passes, strategy, send_ns, synchronous=model.synchronous)
+    ends, parts = [], []
+    for stage, chunks in enumerate(stages):
+        blocks = [block for chunk in chunks for block in chunk]
+        reduced = _gradients_ns(blocks, model, strategy, time)
+        if strategy.pp > 1 and model.tied_parameters and stage in (0, strategy.pp - 1):
+            reduced += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
+        hidden = done[stage] - last_start[stage] if strategy.overlap else 0.0
+        exposed = max(reduced - hidden, reduced / max(len(blocks), 1) if strategy.overlap else 0.0)
+        update = _updated(blocks, strategy) * model.optimizer_ns
+        ends.append(done[stage] + exposed + update)
+        of_stage = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp", "bubble"), 0.0)
+        for chunk in passes[stage]:
+            for one in chunk:
+                for name, value in one.parts.items():
+                    of_stage[name] += value * strategy.micro_batches
+        parts.append({**of_stage, "gradients": exposed, "optimizer": update})
+    step_ns = max(ends)
+    busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
+    busiest["bubble"] = step_ns - sum(busiest.values())
+    return Composed(step_ns, busiest, peaks(model, strategy))
+
+
+def divided(blocks: Sequence[Block], strategy: Strategy) -> list[list[list[Block]]]:
+    """Return the blocks of each chunk of each stage; chunk c of stage s is the (c * pp + s)th of the model.
+
+    Raises `DaydreamError` where layers, micro-batches or ranks do not divide.
+    """
+    pp, chunks = strategy.pp, strategy.chunks
+    layers = [number for number, block in enumerate(blocks) if block.is_layer]
+    if not layers or len(layers) % (pp * chunks):
+        raise DaydreamError(
+            f"{len(layers)} layers do not divide into {pp} stages of {chunks} chunks each"
+        )
+    if chunks > 1 and (pp == 1 or strategy.micro_batches % pp):
+        raise DaydreamError(
+            f"the interleaved schedule needs 2 stages or more, and micro-batches ({strategy.micro_batches}) "
+            f"that they divide ({pp})"
+        )
+    if strategy.dp * strategy.fsdp * strategy.tp * strategy.cp % strategy.ep:
+        raise DaydreamError(f"{strategy.ep} ranks of experts do not divide the ranks of a stage")
+    each = len(layers) // (pp * chunks)
+    cuts = [0, *(layers[number] for number in range(each, len(layers), each)), len(blocks)]
+    parts = [list(blocks[start:end]) for start, end in pairwise(cuts)]
+    return [parts[stage::pp] for stage in range(pp)]
+
+
+Time = Callable[..., float]
+
+
+def network(strategy: Strategy, cluster: Cluster) -> Time:
+    """Return a function of a dimension, an operation, bytes and members that gives ns, remembered.
+
+    Members of a dimension are as many ranks apart as the dimensions inside it have.
+    """
+    replicas = strategy.dp * strategy.fsdp
+    apart = {"tp": 1, "cp": strategy.tp, "ep": 1, "fsdp": strategy.tp, "dp": strategy.tp}
+    apart["experts"] = strategy.tp * strategy.ep
+    apart["pp"] = strategy.tp * strategy.cp * replicas
+    sizes = {"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "pp": 2}
+    cluster = cluster.holding(strategy.world_size)
+
+    @cache
+    def time(group: str, operation: str, nbytes: float, members: int | None = None) -> float:
+        members = members or sizes[group]
+        together = max(1, min(members, cluster.gpus_per_node // apart[group]))
+        if members < 2 and operation != "send":
+            return 0.0
+        return cluster.time_ns(operation, nbytes, max(members, 2), per_node=together)
+
+    return time
+
+
+def chunk_passes(
+    blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time
+) -> tuple[ChunkPass, ChunkPass]:
+    """Return the forward and the backward pass of blocks that run one after another."""
+    forward = [(block, [block.forward]) for block in blocks]
+    again = [
+        [block.forward, block.backward]
+        if strategy.checkpointing and block.is_layer
+        else [block.backward]
+        for block in blocks
+    ]
+    backward = list(zip(blocks, again, strict=True))[::-1]
+    return _chunk(forward, model, strategy, time), _chunk(
+        backward, model, strategy, time, reduces=True
+    )
+
+
+def _chunk(
+    steps: Sequence[tuple[Block, list[Pass]]],
+    model: Model,
+    strategy: Strategy,
+    time: Time,
+    *,
+    reduces: bool = False,
+) -> ChunkPass:
+    parts = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp"), 0.0)
+    gpu = cpu = least = link = gathered = 0.0
+    for block, ran in steps:
+        own = 0.0
+        for one in ran:
+            own += one.gpu_ns
+            parts["compute"] += one.gpu_ns
+            cpu += one.cpu_ns
+            for exchange in one.exchanges:
+                took = time(exchange.group, exchange.operation, exchange.nbytes)
+                took = exchange.count * max(took - exchange.beside_ns, 0.0)
+                own += took
+                parts[exchange.group] += took
+        if strategy.fsdp > 1:  # all parameters of a block are gathered before it, and blocks ahead
+            whole = _parameters(block)
+            link += time("fsdp", "all_gather", whole * model.parameter_bytes, strategy.fsdp)
+            gathered = max(gathered, link) + own
+            if reduces:
+                link += time("fsdp", "reduce_scatter", whole * model.gradient_bytes, strategy.fsdp)
+        gpu += own
+        least = max(least + own, cpu)
+    busy = max(gpu, gathered, link)
+    parts["fsdp"] = busy - gpu
+    parts["launch"] = max(least - busy, 0.0)
+    return ChunkPass(busy, cpu, max(least, busy), parts)
+
+
+def _gradients_ns(blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time) -> float:
+    """Return what replicas take to exchange the gradients of a stage, ns: all in one, experts on their own."""
+    total = 0.0
+    for group, held, replicas in _shares(blocks, strategy):
+        if strategy.sharded_optimizer:
+            total += time(group, "reduce_scatter", held * model.gradient_bytes, replicas)
+            total += time(group, "all_gather", held * model.parameter_bytes, replicas)
+        else:
+            total += time(group, "all_reduce", held * model.gradient_bytes, replicas)
+    return total
+
+
+def _shares(blocks: Sequence[Block], strategy: Strategy) -> list[tuple[str, float, int]]:
+    """Return the parameters that a GPU holds, and in how many replicas: those of experts apart from others."""
+    found = []
+    alike = strategy.dp * strategy.cp * strategy.fsdp
+    plain = sum(block.parameters for block in blocks)
+    experts = sum(block.expert_parameters for block in blocks)
+    for group, parameters, ranks in (
+        ("dp", plain, alike),
+        ("experts", experts, alike // strategy.ep),
+    ):
+        shards = max(min(strategy.fsdp, ranks), 1)
+        found.append((group, parameters / shards, max(ranks // shards, 1)))
+    return found
+
+
+def _updated(blocks: Sequence[Block], strategy: Strategy) -> float:
+    """Return how many parameters a GPU keeps the optimizer's state of."""
+    shares = _shares(blocks, strategy)
+    return sum(
+        held / (replicas if strategy.sharded_optimizer else 1) for _, held, replicas in shares
+    )
+
+
+def _parameters(block: Block) -> float:
+    return block.parameters + block.expert_parameters
+
+
+def order(stage: int, strategy: Strategy, micro_batches: int) -> Iterator[tuple[int, int, int]]:
+    """Yield what a stage runs, in order: forward or backward, micro-batch, chunk.
+
+    With one chunk that is 1F1B: as many forward passes first as there are stages after this one, then one forward
+    and one backward pass in turn (Narayanan et al., "Efficient large-scale language model training on GPU
+    clusters using Megatron-LM", SC 2021, section 2.2, likewise the interleaved schedule).
+    """
+    pp, chunks = strategy.pp, strategy.chunks
+    total = micro_batches * chunks
+    ahead = pp - stage - 1
+    if chunks > 1:
+        ahead = 2 * ahead + (chunks - 1) * pp
+
+    def nth(number: int, direction: int) -> tuple[int, int, int]:
+        if chunks == 1:
+            return direction, number, 0
+        turn, within = divmod(number, pp * chunks)
+        chunk, micro_batch = divmod(within, pp)
+        return direction, turn * pp + micro_batch, chunks - 1 - chunk if direction else chunk
+
+    ahead = min(ahead, total)
+    for number in range(ahead):
+        yield nth(number, FORWARD)
+    for number in range(total):
+        if number + ahead < total:
+            yield nth(number + ahead, FORWARD)
+        yield nth(number, BACKWARD)
+
+
+def _run(
+    passes: Sequence[Sequence[tuple[ChunkPass, ChunkPass]]],
+    strategy: Strategy,
+    send_ns: float,
+    *,
+    synchronous: bool,
+) -> tuple[list[float], list[float]]:
+    """Return when each stage has done its last pass, and when that began, ns.
+
+    A long step is run for a few rounds of micro-batches; each further round takes what the last one took.
+    """
+    pp, count = strategy.pp, strategy.micro_batches
+    few = SETTLED * pp + count % pp
+    if count <= few + pp:
+        return _simulate(passes, strategy, count, send_ns, synchronous=synchronous)
+    before, _ = _simulate(passes, strategy, few, send_ns, synchronous=synchronous)
+    done, start = _simulate(passes, strategy, few + pp, send_ns, synchronous=synchronous)
+    rounds = (count - few - pp) // pp
+    more = [rounds * (end - earlier) for end, earlier in zip(done, before, strict=True)]
+    return (
+        [end + extra for end, extra in zip(done, more, strict=True)],
+        [end + extra for end, extra in zip(start, more, strict=True)],
+    )
+
+
+def _simulate(
+    passes: Sequence[Sequence[tuple[ChunkPass, ChunkPass]]],
+    strategy: Strategy,
+    micro_batches: int,
+    send_ns: float,
+    *,
+    synchronous: bool,
+) -> tuple[list[float], list[float]]:
+    pp, last = strategy.pp, strategy.pp * strategy.chunks - 1
+    plans = [list(order(stage, strategy, micro_batches)) for stage in range(pp)]
+    at = [0] * pp
+    thread, gpu, start = [0.0] * pp, [0.0] * pp, [0.0] * pp
+    ended: dict[tuple[int, int, int], float] = {}  # direction, micro-batch, number of the chunk
+    left = sum(map(len, plans))
+    while left:
+        for stage, plan in enumerate(plans):
+            while at[stage] < len(plan):
+                direction, micro_batch, chunk = plan[at[stage]]
+                number = chunk * pp + stage
+                if direction == FORWARD:
+                    source = (FORWARD, micro_batch, number - 1) if number else None
+                else:
+                    source = (BACKWARD, micro_batch, number + 1) if number < last else None
+                if source is not None and source not in ended:
+                    break
+                ready = 0.0 if source is None else ended[source] + (send_ns if pp > 1 else 0.0)
+                one = passes[stage][chunk][direction]
+                begin = max(gpu[stage], ready)
+                start[stage] = begin
+                if synchronous:
+                    gpu[stage] = thread[stage] = begin + one.least_ns
+                else:
+                    gpu[stage] = max(begin + one.gpu_ns, thread[stage] + one.least_ns)
+                    thread[stage] += one.cpu_ns
+                ended[direction, micro_batch, number] = gpu[stage]
+                at[stage] += 1
+                left -= 1
+    return gpu, start
+
+
+def peaks(model: Model, strategy: Strategy) -> tuple[float, ...]:
+    """Return the peak of each stage, bytes. Raises `DaydreamError` where layers do not divide."""
+    stages = divided(model.blocks, strategy)
+    return tuple(_memory(chunks, stage, model, strategy) for stage, chunks in enumerate(stages))
+
+
+def _memory(
+    chunks: Sequence[Sequence[Block]], stage: int, model: Model, strategy: Strategy
+) -> float:
+    """Return the peak of a stage, bytes: what it keeps of its parameters, and of passes that are under way."""
+    blocks = [block for chunk in chunks for block in chunk]
+    held = sum(held for _, held, _ in _shares(blocks, strategy))
+    kept = held * (model.parameter_bytes + model.gradient_bytes)
+    kept += _updated(blocks, strategy) * model.optimizer_bytes
+    if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
+        whole = max(map(_parameters, blocks))
+        kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
+    saved, highest = (
+        [],
+        [],
+    )  # of each chunk, for one micro-batch: between its passes, and in one of them
+    for chunk in chunks:
+        own = high = 0.0
+        for block in chunk:
+            again = strategy.checkpointing and block.is_layer
+            own += block.input_bytes if again else block.saved_bytes
+            high = max(high, own + block.workspace_bytes + (block.saved_bytes if again else 0.0))
+        saved.append(own)
+        highest.append(high)
+    few = min(strategy.micro_batches, (SETTLED + 1) * strategy.pp)
+    now = peak = 0.0
+    for direction, _, number in order(stage, strategy, few):
+        now -= saved[number] if direction == BACKWARD else 0.0
+        peak = max(peak, now + highest[number])
+        now += saved[number] if direction == FORWARD else 0.0
+    return kept + peak

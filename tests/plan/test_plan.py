@@ -1,0 +1,312 @@
+"""Plans by hand: how many strategies there are, that nothing good is left out, and what is said."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from graph.small_traces import launched, trace
+from view_text import view_text
+
+import daydream
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.errors import DaydreamError, GraphError, NotApplicableError
+from daydream.plan import script
+from daydream.plan.predictor import Candidate, Job
+from daydream.plan.recorded import of_trace, recorded_model
+from daydream.plan.search import Plan, Turn, plan, turn_of
+from daydream.plan.strategies import Sizes, Strategy, every_strategy
+from daydream.report.html.page import page
+from daydream.report.text import lines
+from daydream.report.view import view
+from daydream.world.compose import Block, Model, Pass, compose
+
+PLAIN = {"checkpointing": [False], "offload": [False], "ep": [1]}
+H200 = Path(__file__).parents[2] / "examples" / "train_gpt_h200.parquet"
+GIB = 2**30
+ONE = {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [1]}
+
+
+class Made(Job):
+    """Time and memory of strategies by two functions."""
+
+    def __init__(self, ns, nbytes, sizes=None, own=None):
+        super().__init__({}, None, 0, 0, sizes or Sizes(), 1, {"ep": [1]}, own)
+        self.ns, self.nbytes = ns, nbytes
+
+    def memory_bytes(self, strategy):
+        return self.nbytes(strategy)
+
+    def predict(self, strategy):
+        ns = self.ns(strategy)
+        return Candidate(strategy, strategy.world_size, ns, ns, ns, self.nbytes(strategy), {"compute": ns})
+
+
+def test_strategies_of_four_gpus_and_samples_by_hand():
+    only = {**PLAIN, "pp": [1], "cp": [1], "fsdp": [1]}
+    # dp 4: one sample each. dp 2, tp 2: two, as 1 x 2 or 2 x 1. tp 4: four, as 1 x 4, 2 x 2 or 4 x 1.
+    every = list(every_strategy(4, 4, only))
+    assert sorted((each.tp, each.dp, each.micro_batch, each.micro_batches) for each in every) == [
+        (1, 4, 1, 1), (2, 2, 1, 2), (2, 2, 2, 1), (4, 1, 1, 4), (4, 1, 2, 2), (4, 1, 4, 1)
+    ]  # fmt: skip
+    assert {each.world_size for each in every} == {each.batch for each in every} == {4}
+
+    forbidden = [each for each in every if Sizes(heads=6).why_not(each)]  # 4 does not divide 6
+    assert {each.tp for each in forbidden} == {4}
+    assert len(forbidden) == 3
+
+
+def test_every_axis_counts():
+    # Two GPUs on tp, pp or cp cut 2 samples in 2 ways, on fsdp or dp in 1: 8. ep is 1 or 2, switches 2 x 2.
+    assert len(list(every_strategy(2, 2, {}))) == 8 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "why"),
+    [
+        (Sizes(gpus_per_node=8), Strategy(tp=16), "node"),
+        (Sizes(layers=6), Strategy(pp=4), "layers"),
+        (Sizes(layers=8), Strategy(pp=2, chunks=2, micro_batches=3), "chunks"),
+        (Sizes(experts=8), Strategy(ep=4, dp=2), "ep"),
+        (Sizes(experts=6), Strategy(ep=4, dp=4), "ep"),
+        (Sizes(sequence=4100), Strategy(cp=4), "cp"),
+        (Sizes(8, 8, 8, 4096, 8), Strategy(tp=2, pp=4, cp=2, ep=4, dp=2), None),
+    ],
+)
+def test_what_a_model_forbids(sizes, strategy, why):
+    said = sizes.why_not(strategy)
+    assert said is None if why is None else why in said
+
+
+@pytest.mark.parametrize("by", ["time", "cost"])
+@pytest.mark.parametrize("seed", range(8))
+def test_pruning_never_drops_the_best(seed, by):
+    def drawn(strategy, what):  # checkpointing and offload cost time and save memory
+        plain = replace(strategy, checkpointing=False, offload=False)
+        saves = strategy.checkpointing + strategy.offload
+        return random.Random(f"{seed} {what} {plain}").randrange(10, 40) + (
+            saves if what == "ns" else -5 * saves
+        )
+
+    made = Made(lambda one: drawn(one, "ns"), lambda one: drawn(one, "bytes"))
+    found = plan(made, [4, 8], 8, capacity=24, by=by)
+
+    every = [each for gpus in (4, 8) for each in every_strategy(gpus, 8, {"ep": [1]})]
+    fits = [each for each in every if made.nbytes(each) <= 24]
+    best = min(made.ns(each) * (each.world_size if by == "cost" else 1) for each in fits)
+    first = found.candidates[0]
+    assert first.step_ns * (first.gpus if by == "cost" else 1) == best
+    points = [(each.step_ns, each.memory_bytes, each.gpus) for each in found.candidates]
+    for each, point in zip(found.candidates, points, strict=True):
+        beaten = any(other != point and all(map(int.__le__, other, point)) for other in points)
+        assert each.best_of == (not beaten)
+    seen = found.seen
+    assert min(seen.dominated, seen.too_large) > 0
+    assert seen.too_large + seen.dominated + seen.predicted == len(every) == seen.possible
+
+
+def test_the_engine_changes_no_answer():
+    model = Model((Block("layer", Pass(10), Pass(20), 1000, input_bytes=8, saved_bytes=100),) * 4)
+    job = Job({(1, 1, 1, 1): model}, find_cluster("dgx-h100"), 64, 0.1, Sizes(4), 40_000, ONE)
+    one, two = (plan(job, [8], 8, engine=each) for each in ("local", "processes:2"))
+    assert one.to_json() == two.to_json()
+    assert one.candidates
+
+
+def test_what_would_have_to_be_false_for_the_second_to_win():
+    def of(strategy, **parts):
+        ns = sum(parts.values())
+        return Candidate(strategy, strategy.world_size, ns, ns, ns, 1, parts)
+
+    best = of(Strategy(dp=2), compute=100, tp=50)
+    # 20 apart: tp 70 instead of 50 is 1.4 times, bubble 60 instead of 80 is 0.75 times, the nearer to 1.
+    assert turn_of(best, of(Strategy(pp=2), compute=90, bubble=80)) == Turn("bubble", 0.75)
+    # 10 apart, and 20 more or less of tp or bubble: 1.5 times tp, or half the bubble.
+    assert turn_of(best, of(Strategy(pp=2), compute=110, tp=30, bubble=20)) == Turn("tp", 1.5)
+    assert turn_of(best, of(Strategy(pp=2), compute=100, tp=50, bubble=5)) is None
+    # Of GPUs times time 180 and 260; compute is 160 and 120 of it: three times that makes both 500.
+    cheap, dear = of(Strategy(dp=2), compute=80, tp=10), of(Strategy(dp=4), compute=30, tp=20, launch=15)
+    assert turn_of(cheap, dear, "cost") == Turn("compute", 3)
+
+
+def shown(own=None, capacity=24 * GIB, **how):
+    """Return a plan by hand: 4 s of work on 2 or 4 GPUs, half again with checkpointing, 10 ms a replica."""
+    made = Made(
+        lambda one: 4 * 10**9 // one.world_size * (3 if one.checkpointing else 2) // 2 + one.dp * 10**7,
+        lambda one: (40 if one.checkpointing else 64) * GIB // one.fsdp,
+        Sizes(sequence=1000),
+        own=own,
+    )
+    limits = {**PLAIN, **ONE, "checkpointing": [False, True], "pp": [1]}
+    return plan(made, [2, 4], 8, limits=limits, capacity=capacity, **how)
+
+
+def test_hours_dollars_bounds_and_own_settings():
+    own = Strategy(dp=2, micro_batches=4)
+    found = shown(price=3.0, tokens=8e6, own=own)
+    best, second, *_ = found.candidates
+    # 8 samples of 1,000 tokens a step: 1,000 steps of 1.01 s, on 4 GPUs at 3 dollars an hour.
+    assert (best.strategy.fsdp, best.step_ns) == (4, 10**9 + 10**7)
+    assert (best.hours, best.dollars) == (pytest.approx(1010 / 3600), pytest.approx(1010 / 3600 * 12))
+    assert (second.strategy.checkpointing, second.bound) == (True, "memory")  # 64 GiB / 2 is too much
+    assert found.own.strategy == own
+    assert found.own.memory_bytes == 64 * GIB
+    assert found.seen.impossible == {}
+    assert msgspec.convert(found.to_json(), Plan).to_json() == found.to_json()
+
+
+SCREEN = """\
+fsdp 4, 2 x 1: 1,010.0 ms per step (90% interval 1,010.0 to 1,010.0 ms)
+  of 2, 4 GPUs of 24 GiB, 8 samples a step; 16.00 GiB of memory, 8,192.0 MiB
+     left
+
+  strategy                       GPUs  step, ms  memory, GiB   bound by, lost to
+  fsdp 4, 2 x 1                     4   1,010.0        16.00   compute
+  dp 2, fsdp 2,...checkpointing     4   1,520.0        20.00   memory, compute
+  fsdp 2, 4 x 1, checkpointing      2   3,010.0        20.00   memory, compute
+  your own: dp 2, 4 x 1             2   2,020.0        64.00   does not fit
+  N x M: N micro-batches of M samples for each replica
+  seen: 10 strategies: 3 predicted, 6 too large, 1 slower for certain\
+"""
+NOTHING = """\
+nothing fits 2, 4 GPUs of 8 GiB, 8 samples a step
+  the least that any needs: fsdp 4, 2 x 1, checkpointing: 10.00 GiB
+  with 8 GPUs: fsdp 8, 1 x 1, checkpointing: 5,120.0 MiB
+  seen: 10 strategies: 0 predicted, 10 too large, 0 slower for certain\
+"""
+
+
+def test_the_screen_fits_eighty_columns():
+    found = shown(price=3.0, tokens=8e6, own=Strategy(dp=2, micro_batches=4))
+    text = "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(view(found), 80))
+    assert text == SCREEN, text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_page_draws_every_strategy():
+    found = shown()
+    text = page(found)
+    assert text.count("<circle") == len(found.candidates) == 3
+    assert text.count('#1f6feb"><title>') == sum(each.best_of for each in found.candidates)
+
+
+def test_a_search_that_finds_nothing_says_what_would_fit():
+    found = shown(capacity=8 * GIB)
+    # The least is 40 GiB / 4; of 8 GPUs each has 5 GiB with checkpointing. No batch changes memory here.
+    assert found.candidates == []
+    said = [(each.change, each.memory_bytes) for each in found.advice]
+    assert said == [("the least that any needs", 10 * GIB), ("with 8 GPUs", 5 * GIB)]
+    assert view_text(found) == NOTHING
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(GraphError, match=r"none of 0 strategies .* does not divide the batch"):
+        plan(Made(lambda _: 1, lambda _: 1), [4], 3, limits={"dp": [4]})
+
+    def refuse(strategy):
+        raise NotApplicableError("no such shape\nmore")
+
+    with pytest.raises(GraphError, match="none of 1 strategies can be predicted: no such shape"):
+        plan(Made(refuse, refuse), [1], 1, limits=PLAIN)
+
+
+def test_blocks_are_composed_and_offloaded():
+    model = Model((Block("layer", Pass(10), Pass(20), 1000, saved_bytes=100),) * 4, optimizer_ns=0.5)
+    blocks = Job({(1, 1, 1, 2): model}, find_cluster("dgx-h100"), 64, 0.1, Sizes(4), 1, ONE)
+    plain = Strategy(micro_batch=2, micro_batches=3)
+    found = blocks.predict(plain)
+    assert found.step_ns == compose(model, plain, blocks.cluster).step_ns == 3 * 4 * 30 + 4000 * 0.5
+    # 4,000 parameters of 2 + 4 + 12 bytes, activations of four layers. Offloaded, 12 of these are on the CPU;
+    # 6 bytes of each cross at 64 GB/s, and eight GPUs of a node share CPUs that take 0.22 ns a parameter.
+    assert blocks.memory_bytes(plain) == 4000 * 18 + 400
+    offloaded = replace(plain, offload=True)
+    assert blocks.memory_bytes(offloaded) == 4000 * 6 + 400
+    assert blocks.predict(offloaded).step_ns == round(360 + 4000 * (6 / 64 + 8 * 0.22))
+    with pytest.raises(NotApplicableError, match="not looked at"):
+        blocks.memory_bytes(Strategy())
+
+
+# A recording, and a script ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return daydream.replay(H200)
+
+
+def test_blocks_of_a_recording_add_up(recorded):
+    model, sizes, samples = recorded_model(recorded)
+    assert (sizes.layers, sizes.sequence, samples) == (6, 256, 8)
+    assert [block.is_layer for block in model.blocks] == [False, *[True] * 6, False]
+    assert sum(block.parameters for block in model.blocks) == 43_118_592  # AdamW's own count
+    assert (model.parameter_bytes, model.gradient_bytes) == (4, 4)
+    assert model.optimizer_bytes == pytest.approx(8, rel=1e-4)
+    assert model.blocks[3].input_bytes == 8 * 256 * 768 * 4
+    kernels = recorded.graph.select(on="gpu", phase="backward", layer="blocks.2*").total("duration_ns")
+    assert model.blocks[3].backward.gpu_ns == pytest.approx(kernels / 4, rel=0.001)  # of four steps
+    found = compose(model, Strategy(micro_batch=8), find_cluster("dgx-h100"))
+    assert found.step_ns == pytest.approx(recorded.replayed_ns, rel=0.02)
+    assert found.peak_bytes == pytest.approx(1_395_113_984)  # what the allocator held
+
+
+def test_a_trace_answers_for_its_own_micro_batch_alone(recorded):
+    job = of_trace(recorded, "dgx-h100")
+    found = plan(job, [8], 64, limits={"tp": [1, 2], "pp": [1, 2, 3], "offload": [False]})
+    assert {(each.strategy.tp, each.strategy.micro_batch) for each in found.candidates} == {(1, 8)}
+    assert "tp, ep, cp and other micro-batches are not predicted" in found.notes[0]
+    how = {"phase": "backward", "kind": "collective", "collective": "all_reduce"}
+    rank = [*launched("all_reduce", 1, 6, 9, **how), *launched("all_reduce", 101, 106, 109, **how)]
+    with pytest.raises(NotApplicableError, match="one of several ranks"):
+        of_trace(daydream.replay(trace(rank, steps=(0, 100, 200), device_name="NVIDIA H100")), "dgx-h100")
+
+
+STAND_IN = """
+import os, shutil, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open("asked.txt", "a") as file:
+    print(words["--emulate"], words["--world"], *sys.argv[9:], os.environ.get("MICRO"), file=file)
+if sys.argv[-1] == "4":
+    sys.exit("error: four do not divide the heads")
+shutil.copy(os.environ["TRACE"], words["-o"])
+"""
+SCRIPT = """
+raise SystemExit("the script was run")
+
+def arguments(tp, **others):
+    return ["--tp", tp]
+"""
+
+
+@pytest.mark.parametrize("takes", [["tp=--tp", "micro_batch=MICRO"], ["arguments", "micro_batch=MICRO"]])
+def test_a_script_is_emulated_once_a_shape_and_never_run(tmp_path, monkeypatch, takes):
+    (tmp_path / "collect.py").write_text(STAND_IN)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACE", str(H200))
+    monkeypatch.setattr(script, "COLLECT", ["collect.py"])
+
+    job = script.of_script(["train.py", "--tp", "2"], takes, "dgx-h100", None, (8, 64))
+    limits = {"tp": [1, 2, 4], "ep": [1], "cp": [1], "micro_batch": [8], **PLAIN}
+    found = plan(job, [8], 64, limits=limits)
+
+    own = 2 if takes[0] == "tp=--tp" else 1  # what a function returns tells nothing of the script's own
+    assert job.own == Strategy(tp=own, dp=8 // own, micro_batches=64 // (8 // own))
+    asked = [line.split(" train.py --tp 2 --tp ") for line in Path("asked.txt").read_text().splitlines()]
+    assert asked[0] == ["H100 SXM 1" if own == 1 else "H100 SXM 2", f"{own} 1"]
+    assert sorted(words for _, words in asked[1:]) == ["1 8", "2 8", "4 8"]
+    assert found.seen.impossible["error: four do not divide the heads"] > 0
+    assert {each.strategy.tp for each in found.candidates} == {1, 2}
+    assert found.own is not None
+
+
+def test_what_a_script_cannot_be_asked(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    for takes, cluster, said in (
+        (["pt=--tp"], "dgx-h100", "--set pt: axes are dp, fsdp"),
+        (["settings"], "dgx-h100", "has no function settings"),
+        ([], "pcie3x", "unknown cluster"),
+    ):
+        with pytest.raises(DaydreamError, match=said):
+            script.of_script(["train.py"], takes, cluster, None, (8, 64))

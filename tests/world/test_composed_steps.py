@@ -1,0 +1,205 @@
+"""Steps composed of blocks: schedules, launches, collectives and memory, each worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.errors import DaydreamError
+from daydream.world.compose import (
+    Block,
+    Exchange,
+    Model,
+    Pass,
+    Strategy,
+    compose,
+    order,
+    peaks,
+)
+from daydream.world.emulate import emulated
+from daydream.world.parts import recorded_blocks
+
+LAYER = Block("layer", Pass(1), Pass(2), parameters=10, input_bytes=1, saved_bytes=8, workspace_bytes=3)
+
+
+class Free:
+    """A cluster whose collectives take a tenth of a ns a byte, messages nothing."""
+
+    gpus_per_node = 8
+
+    def holding(self, world_size: int) -> Free:
+        """Return it: it is as large as it must be."""
+        return self
+
+    def time_ns(self, collective: str, nbytes: float, world_size: int, *, per_node: int) -> float:
+        """Return the time."""
+        return 0.0 if collective == "send" else nbytes / 10
+
+
+def model(layers: int = 4, block: Block = LAYER, **how: float) -> Model:
+    """Return a model of equal layers; 2 + 4 + 12 bytes are kept of a parameter."""
+    return Model((block,) * layers, **how)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8, 403])
+def test_1f1b_waits_for_one_micro_batch_a_stage_that_follows(micro_batches: int):
+    #  stage 3 is first busy after 3 forward passes; stage 0 waits last for 3 backward ones
+    found = compose(model(), Strategy(pp=4, micro_batches=micro_batches), Free())
+    assert found.step_ns == (micro_batches + 3) * (1 + 2)
+    assert found.parts["bubble"] == 3 * (1 + 2)
+    assert sum(found.parts.values()) == found.step_ns
+
+
+def test_two_chunks_a_stage_halve_the_bubble():
+    found = compose(model(8), Strategy(pp=4, chunks=2, micro_batches=8), Free())
+    assert found.step_ns == 8 * 2 * 3 + 3 * 3
+
+
+def test_messages_delay_each_stage_that_follows():
+    class Slow(Free):
+        def time_ns(self, collective: str, nbytes: float, world_size: int, *, per_node: int) -> float:
+            return 5.0
+
+    # F, message, F; B, message, B
+    assert compose(model(2), Strategy(pp=2), Slow()).step_ns == 1 + 5 + 1 + 2 + 5 + 2
+
+
+def test_the_order_of_stages():
+    first = list(order(0, Strategy(pp=2), 3))
+    assert first == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]
+    assert list(order(1, Strategy(pp=2), 2)) == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+    for stage, chunks, micro_batches in product(range(4), (1, 2, 3), (4, 8)):
+        found = list(order(stage, Strategy(pp=4, chunks=chunks), micro_batches))
+        assert sorted(found) == sorted(product((0, 1), range(micro_batches), range(chunks)))
+        assert all(found.index((0, *rest)) < found.index((1, *rest)) for way, *rest in found if way)
+
+
+def test_a_block_ends_no_earlier_than_it_is_launched():
+    #  thread |    5    |1|        GPU waits for the first block, then works 10 behind it
+    #  GPU              |1|      10       |
+    slow, long = Block("a", Pass(1, 5), Pass(0)), Block("b", Pass(10, 1), Pass(0))
+    found = compose(Model((slow, long)), Strategy(), Free())
+    assert found.step_ns == 5 + 10
+    assert found.parts["launch"] == 15 - 11
+
+
+def test_a_thread_runs_ahead_over_passes_unless_it_waits():
+    block = Block("layer", Pass(1, 4), Pass(9, 4))
+    ahead = compose(Model((block,)), Strategy(micro_batches=2), Free())
+    assert ahead.step_ns == 4 + 9 + 1 + 9  # launched beside the backward pass
+    waits = compose(Model((block,), synchronous=True), Strategy(micro_batches=2), Free())
+    assert waits.step_ns == 2 * (4 + 9)
+
+
+def test_collectives_of_a_block_are_waited_for():
+    block = replace(LAYER, forward=Pass(1, 0, (Exchange("tp", "all_reduce", 30, 2),)))
+    found = compose(model(1, block), Strategy(tp=2), Free())
+    assert (found.step_ns, found.parts["tp"]) == (1 + 2 * 3 + 2, 6)
+    beside = replace(LAYER, backward=Pass(9, 0, (Exchange("tp", "all_reduce", 30, 2, beside_ns=2),)))
+    assert compose(model(1, beside), Strategy(tp=2), Free()).parts["tp"] == 2 * (3 - 2)
+    assert compose(model(1, block), Strategy(), Free()).step_ns == 3  # alone there is nothing to exchange
+
+
+def test_gradients_follow_the_backward_pass_or_hide_in_it():
+    one = replace(LAYER, backward=Pass(20))
+    after = compose(model(2, one), Strategy(dp=2), Free())
+    assert after.parts["gradients"] == 2 * 10 * 4 / 10
+    beside = compose(model(2, one), Strategy(dp=2, overlap=True), Free())
+    assert beside.parts["gradients"] == 2 * 10 * 4 / 10 / 2  # of the last block
+    sharded = compose(model(2, one), Strategy(dp=2, sharded_optimizer=True), Free())
+    assert sharded.parts["gradients"] == 2 * 10 * (4 + 2) / 10
+
+
+def test_the_optimizer_updates_what_a_gpu_keeps():
+    how = {"optimizer_ns": 0.5}
+    assert compose(model(2, **how), Strategy(dp=4), Free()).parts["optimizer"] == 20 * 0.5
+    sharded = Strategy(dp=4, sharded_optimizer=True)
+    assert compose(model(2, **how), sharded, Free()).parts["optimizer"] == 20 * 0.5 / 4
+
+
+def test_fsdp_gathers_ahead_of_blocks_and_waits_for_the_first():
+    #  a block's 10 parameters of 2 bytes are gathered, its gradients of 4 reduced
+    block = replace(LAYER, forward=Pass(50), backward=Pass(50))
+    found = compose(model(2, block), Strategy(fsdp=2), Free())
+    assert found.step_ns == (2 + 50 + 50) * 2
+    assert found.parts["fsdp"] == 4
+
+
+def test_memory_of_1f1b_is_of_as_many_micro_batches_as_stages_follow():
+    kept = 10 * (2 + 4 + 12)
+    assert peaks(model(), Strategy(pp=4, micro_batches=8)) == tuple(kept + n * 8 + 3 for n in (4, 3, 2, 1))
+    # interleaved: 2 (p - s - 1) + (v - 1) p + 1 chunks
+    chunks = peaks(model(8), Strategy(pp=4, chunks=2, micro_batches=8))
+    assert chunks == tuple(2 * kept + n * 8 + 3 for n in (11, 9, 7, 5))
+
+
+def test_memory_of_shards_and_of_checkpointing():
+    whole = 20 * (2 + 4)
+    assert peaks(model(2), Strategy(dp=4, sharded_optimizer=True)) == (whole + 20 * 12 / 4 + 2 * 8 + 3,)
+    again = Strategy(checkpointing=True)
+    assert peaks(model(2), again) == (20 * 18 + 2 * 1 + 8 + 3,)
+    assert compose(model(2), again, Free()).step_ns == 2 * (1 + 1 + 2)
+    sharded = 20 * 18 / 2 + 10 * (2 * 2 + 4)  # one block whole, the next one coming
+    assert peaks(model(2), Strategy(fsdp=2)) == (sharded + 2 * 8 + 3,)
+
+
+def test_experts_have_as_many_replicas_fewer_as_ranks_divide_them():
+    block = replace(LAYER, expert_parameters=100)
+    one = Strategy(dp=8, ep=4, sharded_optimizer=True)
+    kept = 110 * (2 + 4) + 10 * 12 / 8 + 100 * 12 / 2
+    assert peaks(model(1, block), one) == (kept + 8 + 3,)
+
+
+@pytest.mark.parametrize("strategy", [
+    Strategy(dp=4, tp=2, micro_batches=4), Strategy(pp=4, dp=4, micro_batches=8, overlap=True),
+    Strategy(fsdp=16), Strategy(pp=2, tp=8, chunks=2, micro_batches=4),
+])  # fmt: skip
+def test_more_bandwidth_is_never_slower(strategy: Strategy):
+    block = Block(
+        "layer", Pass(1e6, 5e5, (Exchange("tp", "all_reduce", 1e7, 2),)), Pass(2e6), 1e8, input_bytes=1e7
+    )
+    cluster = find_cluster("dgx-h100")
+    steps = [compose(model(8, block), strategy, cluster.scaled(bandwidth=by)).step_ns for by in (0.25, 1, 4)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[2]
+
+
+@pytest.mark.parametrize(("layers", "strategy", "words"), [
+    (3, Strategy(pp=2), "3 layers do not divide into 2 stages"),
+    (8, Strategy(pp=2, chunks=2, micro_batches=3), r"micro-batches \(3\) that they divide \(2\)"),
+    (4, Strategy(dp=2, ep=4), "4 ranks of experts do not divide"),
+])  # fmt: skip
+def test_what_does_not_divide_is_refused(layers: int, strategy: Strategy, words: str):
+    with pytest.raises(DaydreamError, match=words):
+        compose(model(layers), strategy, Free())
+
+
+def test_blocks_of_an_emulated_model():
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x).relu()
+            return x.sum()
+
+    with emulated("h100") as gpu:
+        stack = Stack().to("cuda")
+        x = torch.zeros(128, 256, device="cuda")
+        stack(x).backward()
+        layers = ["layers.0", "layers.1"]
+        blocks = recorded_blocks(gpu, stack, lambda: stack(x).backward(), layers, 1000, {})
+    assert [block.name for block in blocks] == ["before", *layers, "after"]
+    assert [block.is_layer for block in blocks] == [False, True, True, False]
+    assert [block.parameters for block in blocks] == [0, 256 * 256, 256 * 256, 0]
+    assert [block.input_bytes for block in blocks][1:3] == [128 * 256 * 4] * 2
+    assert blocks[1].saved_bytes == 128 * 256 * 4  # the result of relu, which is the next one's input
+    assert blocks[1].forward.cpu_ns == 2 * 1000  # product and relu
+    assert blocks[1].backward.gpu_ns > 0

@@ -1,0 +1,367 @@
+"""Judge strategies of parallel training against configurations that others measured.
+
+    python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
+
+Each shape of a table (model, tp, cp, ep, micro-batch) is one layer of each kind of `examples/megatron_gpt.py`,
+emulated on the table's GPU over one micro-batch; all rows of the table are composed of these (`world.compose`).
+One factor, fitted to every tenth row, scales all times, for what the runs do that nobody wrote down (clocks,
+logging); the figures are of the other rows, and without the factor `unscaled_median_error`. Rows that cannot be
+predicted are listed, with why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.errors import DaydreamError
+from daydream.world.compose import Block, Model, Strategy, compose
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERY = 10  # one row of so many fits the factor
+PAYS = 0.7  # to which part of their error the factor must bring these rows: it is not there to fit noise
+LEAST = 5  # rows of a group whose order counts
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the runs of a table were made: GPU, machines, what the thread takes to launch an operator, `Model`."""
+
+    device: str
+    cluster: str
+    launch_ns: float
+    of_model: Mapping[str, Any] = field(hash=False)
+
+
+@dataclass
+class Row:
+    """A measured configuration.
+
+    Attributes:
+        name: as the table has it.
+        group: rows that are compared with each other.
+        measured_ms: time of a step.
+        script: arguments of `examples/megatron_gpt.py` but for layers.
+        layers: how many, of each kind.
+        strategy: how it was divided.
+        setting: how it was run.
+        compared_by: what times are divided by before they are compared.
+        measured_bytes: peak memory, 0 where unknown.
+        why_not: why it cannot be predicted.
+    """
+
+    name: str
+    group: str
+    measured_ms: float
+    script: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    strategy: Strategy = field(default_factory=Strategy)
+    setting: Setting | None = None
+    compared_by: float = 1.0
+    measured_bytes: float = 0.0
+    why_not: str = ""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What its blocks depend on."""
+        one = self.strategy
+        split = [f"--tensor-parallel={one.tp}", f"--context-parallel={one.cp}", f"--expert-parallel={one.ep}"]
+        return (*self.script, *split, f"--micro-batch={one.micro_batch}"), self.setting, len(self.layers)
+
+
+# Megatron-LM of 2021 to 2022 keeps gradients in 16 bits, master weights and two moments in 32, and its timers wait
+# for the GPU after each pass (`timers('forward-compute')` in megatron/schedules.py). What a launch of its Python
+# takes is of the smallest layers in the developer's half of vTrain's table: 3.0 ms of 52 kernels.
+OLD = {"gradient_bytes": 2, "synchronous": True}
+A100 = Setting("a100", "dgx-a100", 58_000, OLD)
+# Of Sailor's runs: 4 GH200 a node, Megatron-DeepSpeed.
+GH200 = Setting("gh200", "dgx-h100", 20_000, OLD)
+# Megatron Core of 2025 keeps gradients in 32 bits, and nothing waits.
+B200 = Setting("b200", "dgx-b200", 12_000, {})
+CI = {"a100": replace(A100, of_model={}), "h100": Setting("h100", "dgx-h100", 40_000, {})}
+# Adam reads and writes 12 bytes of state each, 2 to 4 of gradients, and norm and scaling of gradients 8.
+UPDATE_BYTES, BANDWIDTH = 38, 0.8
+APART = (
+    "experts|_cp|_ep|etp|mla|fp8|_zp|memory_speed|uneven|embedding_loss|fim"  # what names do not tell in full
+)
+
+
+def megatron_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
+    """Yield the rows of vTrain's tables. What many nodes trained was only possible with checkpointing."""
+    for one in table:
+        gpus, batch, micro, hidden, layers, tp, dp, pp = (
+            int(one[key])
+            for key in (
+                "# GPUs", "global batch", "micro batch", "hidden size", "# layers", "tensor parallelism",
+                "data parallelism", "pipeline parallelism",
+            )
+        )  # fmt: skip
+        many = "Parameters (billion)" in one
+        strategy = Strategy(
+            dp, 1, tp, pp, micro_batch=micro, micro_batches=batch // dp // micro, checkpointing=many
+        )
+        heads, length = one["attention heads"], one["sequence length"]
+        yield Row(
+            f"t {tp}, d {dp}, p {pp}, micro-batch {micro}",
+            f"hidden {hidden}, {layers} layers, {gpus} GPUs, batch {batch}",
+            float(one["iteration time (ms)"]),
+            (f"--hidden={hidden}", f"--heads={heads}", f"--sequence={length}"),
+            (layers,),
+            strategy,
+            A100,
+        )
+
+
+def b200_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
+    """Yield the rows of SimuMax' table of B200; the case's name tells the strategy."""
+    for one in table:
+        told = re.findall(r"_(tp|pp|ep|cp|dp|mbc|seq)(\d+)", one["case"])
+        of: dict[str, Any] = {"seq": 4096, **{key: int(value) for key, value in told}}
+        experts, layers = one["model"] == "deepseekv2", int(one["layers"])
+        count, length = of.pop("mbc"), of.pop("seq")
+        yield Row(
+            one["case"],
+            f"{one['model']}, length {length}, {count} micro-batches",
+            float(one["real_ms"]),
+            (f"--model={'deepseek-v2' if experts else 'llama3-70b'}", f"--sequence={length}"),
+            (1, layers - 1) if experts else (layers,),
+            Strategy(**of, micro_batches=count, sharded_optimizer=True),
+            B200,
+            of["dp"],
+            float(one["real_allocated_gib"]) * GIB,
+        )
+
+
+def sailor_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
+    """Yield the rows of Sailor's plans: OPT-350M."""
+    for one in table:
+        dp, tp, pp, micro, batch = (int(one[key]) for key in ("dp", "tp", "pp", "mbs", "gbs"))
+        mixed = "+" in one["gpu"]
+        yield Row(
+            Path(one["file"]).stem,
+            f"{one['cluster']}, {pp * dp * tp} GPUs, batch {batch}",
+            float(one["real_s"]) * 1e3,
+            ("--hidden=1024", "--heads=16", "--sequence=2048"),  # OPT (Zhang et al., 2022), table 1
+            (24,),
+            Strategy(dp, 1, tp, pp, micro_batch=micro, micro_batches=batch // dp // micro),
+            GH200,
+            measured_bytes=float(one["max_mem"]),
+            why_not=f"a job of different GPUs: {one['gpu']}" if mixed else "",
+        )
+
+
+def ci_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
+    """Yield the rows of Megatron-LM's functional tests; those of its small GPT-3 have flags in common.
+
+    They are 12 layers of 512, 8 heads, length 1,024, 32 sequences a step, 4 a micro-batch (gpt3_mcore_te_tp2_pp2 and
+    others, `model_config.yaml`) on a node of 8; the case's name tells the rest.
+    """
+    for one in table:
+        name, golden = one["case"], one["golden"]
+        told = re.match(r"gpt3_mcore(?:_te)?_tp(\d)_pp(\d)(?:_vp(\d))?", name)
+        setting = next((how for gpu, how in CI.items() if gpu in golden), None)
+        row = Row(name, f"{one['suite']}, {golden}", float(one["iter_s"]) * 1e3)
+        row.measured_bytes = float(one["mem_max"] or 0)
+        if told is None or re.search(APART, name):
+            row.why_not = "its flags are in a file that the table does not have (model_config.yaml)"
+        elif setting is None:
+            row.why_not = f"on which GPUs, and how many, it ran is not in its name: {golden}"
+        else:
+            tp, pp, each = (int(number or 0) for number in told.groups())
+            dp = 8 // tp // pp
+            row.strategy = Strategy(
+                dp, 1, tp, pp, 1, 1, 4, 8 // dp, 12 // pp // each if each else 1,
+                "recompute" in name, "dist_optimizer" in name, "overlap_grad" in name,
+            )  # fmt: skip
+            row.script = "--hidden=512", "--heads=8", "--sequence=1024"
+            row.layers, row.setting = (12,), setting
+        yield row
+
+
+READERS: dict[str, Callable[[Sequence[dict[str, str]]], Iterator[Row]]] = {  # by a column that only they have
+    "iteration time (ms)": megatron_rows,
+    "real_reserved_gib": b200_rows,
+    "red_grads_s": sailor_rows,
+    "golden": ci_rows,
+}
+
+
+def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
+    """Return the blocks of a shape; to be run in a process of its own."""
+    import torch
+    from torch import distributed as dist
+
+    from daydream.world.emulate import emulated
+    from daydream.world.parts import recorded_blocks
+    from daydream.world.script import make_world
+
+    sys.path.insert(0, str(ROOT / "examples"))
+    example = import_module("megatron_gpt")
+    script, setting, kinds = shape
+    if not dist.is_initialized():
+        make_world({"world_size": 64, "rank": 0, "cluster": None})
+    with emulated(setting.device) as gpu:
+        of = example.arguments([*script, "--device=cuda", f"--layers={kinds}"])
+        model = example.Transformer(of)
+        size = of.micro_batch, of.sequence // of.cp.size
+        tokens = torch.zeros(size, dtype=torch.long, device="cuda")
+
+        def run() -> None:
+            model(tokens, tokens).backward()
+
+        run()
+        groups = {
+            share.group.group_name: (name, share.size)
+            for name in ("tp", "cp", "ep")
+            if (share := getattr(of, name)).size > 1
+        }
+        layers = [f"layers.{number}" for number in range(kinds)]
+        return recorded_blocks(gpu, model, run, layers, setting.launch_ns, groups)
+
+
+def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
+    """Return the step in ms and the peak in bytes. Raises `DaydreamError`."""
+    from daydream.costs.devices import find_device
+
+    setting = row.setting
+    assert setting is not None
+    first, *layers, last = blocks
+    all_layers = [block for block, count in zip(layers, row.layers, strict=True) for _ in range(count)]
+    update_ns = UPDATE_BYTES / (find_device(setting.device).bandwidth * BANDWIDTH)
+    model = Model((first, *all_layers, last), **setting.of_model, optimizer_ns=update_ns)
+    found = compose(model, row.strategy, find_cluster(setting.cluster))
+    return found.step_ns / 1e6, found.peak_bytes
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value, from 0; equal ones have the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts + 1) / 2)[which]
+
+
+def spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of ranks; 0 where one does not vary."""
+    left, right = ranks(one), ranks(other)
+    if left.std() == 0 or right.std() == 0:
+        return 0.0
+    return float(np.corrcoef(left, right)[0, 1])
+
+
+def judged(rows: Sequence[Row], predicted: np.ndarray, memory: np.ndarray) -> dict[str, Any]:
+    """Return how near predictions are: the object that `truth/INDEX.md` describes, and more."""
+    measured = np.array([row.measured_ms for row in rows])
+    fits = np.arange(len(rows)) % EVERY == 0
+    off = np.sort(np.log(measured / predicted)[fits])
+    half = len(off) // 2 + 1  # the middle of the closest half: what makes the median error least
+    closest = int((off[half - 1 :] - off[: len(off) - half + 1]).argmin())
+    middle = float(off[closest] + off[closest + half - 1]) / 2
+    pays = np.median(np.abs(off - middle)) < PAYS * np.median(np.abs(off))
+    scale = float(np.exp(middle)) if pays else 1.0
+    judges = ~fits if len(rows) > EVERY else fits
+    errors = np.abs(predicted * scale / measured - 1)[judges]
+    by = np.array([row.compared_by for row in rows])
+    members = defaultdict(list)
+    for number, row in enumerate(rows):
+        members[row.group].append(number)
+    groups: list[dict[str, Any]] = []
+    for key, of in members.items():
+        real, ours = measured[of] / by[of], predicted[of] / by[of]
+        groups.append(
+            {
+                "key": key,
+                "rows": len(of),
+                "spearman": spearman(real, ours),
+                "best_measured": rows[of[int(real.argmin())]].name,
+                "best_predicted": rows[of[int(ours.argmin())]].name,
+                "regret": float(real[ours.argmin()] / real.min() - 1),
+            }
+        )
+    ordered = [one["spearman"] for one in groups if one["rows"] >= LEAST]
+    known = np.array([row.measured_bytes for row in rows])
+    found = {
+        "rows": len(rows),
+        "median_error": float(np.median(errors)),
+        "p90_error": float(np.quantile(errors, 0.9)),
+        "spearman": spearman(measured, predicted),
+        "median_regret": float(np.median([one["regret"] for one in groups])),
+        "median_group_spearman": float(np.median(ordered)) if ordered else 0.0,
+        "scale": scale,
+        "unscaled_median_error": float(np.median(np.abs(predicted / measured - 1))),
+        "groups": groups,
+    }
+    if known.any():
+        off = np.abs(memory[known > 0] / known[known > 0] - 1)
+        found |= {
+            "memory_median_error": float(np.median(off)),
+            "memory_p90_error": float(np.quantile(off, 0.9)),
+        }
+    return found
+
+
+def judge(path: Path, jobs: int) -> dict[str, Any]:
+    """Return how near the predictions of a table are."""
+    with path.open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    reader = next((read for column, read in READERS.items() if table and column in table[0]), None)
+    if reader is None:
+        raise DaydreamError(f"{path} is none of the tables that truth/INDEX.md describes")
+    rows = list(reader(table))
+    shapes = sorted({row.shape for row in rows if not row.why_not}, key=str)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        blocks = dict(zip(shapes, pool.map(blocks_of, shapes), strict=True))
+    kept, times, memory = [], [], []
+    for row in rows:
+        if row.why_not:
+            continue
+        try:
+            took, held = predict(row, blocks[row.shape])
+        except DaydreamError as error:
+            row.why_not = str(error)
+            continue
+        kept.append(row)
+        times.append(took)
+        memory.append(held)
+    found = judged(kept, np.array(times), np.array(memory)) if kept else {"rows": 0, "groups": []}
+    found["not_predicted"] = [{"name": row.name, "why": row.why_not} for row in rows if row.why_not]
+    return found
+
+
+def main() -> None:
+    """Print how near the predictions of a table are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    try:
+        found = judge(asked.table, asked.jobs)
+    except (DaydreamError, OSError) as error:
+        sys.exit(f"error: {error}")
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return
+    for key, value in found.items():
+        if not isinstance(value, list):
+            print(f"{key:>24} {value:.4g}")
+    print(f"{'not predicted':>24} {len(found['not_predicted'])}")
+
+
+if __name__ == "__main__":
+    main()
