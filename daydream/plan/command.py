@@ -61,7 +61,7 @@ def plan(
     \b
     daydream plan train.py --gpus 64 --cluster dgx-h100 --batch 512 --set tp=--tensor-parallel
     daydream plan --only checkpointing --capacity 24GB one_gpu.parquet
-    daydream plan one_gpu.parquet --gpus 8,16,32 --cluster p5 --batch 512 --price 2.5
+    daydream plan one_gpu.parquet --gpus 8,16,32 --cluster p5 --batch 512 --by cost
 
     A script never runs on data: its operators are emulated, once for each tp, ep, cp and micro-batch,
     and pipelines, data parallelism, accumulation and checkpointing are composed from its blocks. From
@@ -80,7 +80,7 @@ def plan(
             name and returns arguments. layers=--layers emulates two of them. May be repeated.
         limit (AXIS=VALUES): Try these values alone: tp=1,2,4 or checkpointing=no. May be repeated.
         by: What the best has least of.
-        price (DOLLARS): For an hour of a GPU.
+        price (DOLLARS): For an hour of a GPU; needs --tokens.
         tokens (N): Of the whole training, for hours and dollars.
         top: Rows to show.
     """
@@ -99,7 +99,11 @@ def plan(
         out.answer(choice, {"trace": paths[0]}, written=written)
         return
     if only or gpus is None or batch is None or cluster is None:
-        raise usage_error("--only needs --capacity; without it give --gpus, --batch and --cluster")
+        raise usage_error(
+            "give --gpus, --batch and --cluster" if not only else "--only needs --capacity"
+        )
+    if price is not None and tokens is None:
+        raise usage_error("--price needs --tokens: of how much training")
     with working() as progress:
         if paths[0].endswith(".py"):
             from daydream.plan.script import of_script

@@ -35,7 +35,7 @@ class Candidate(Record):
         lost_to: the largest part but for computing.
         best_of: whether none is better in time, memory and GPUs.
         hours: of all tokens.
-        dollars: of these hours, or of one.
+        dollars: of these hours.
     """
 
     strategy: Strategy

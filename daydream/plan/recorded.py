@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daydream.costs.device.input_sizes import recorded_length, samples_per_step
-from daydream.costs.devices import device_of
+from daydream.costs.devices import device_of, known_devices
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.nccl import bytes_of_message
 from daydream.costs.workload.operator import itemsize
@@ -55,6 +55,12 @@ def of_trace(replay: Replay, cluster: str) -> Job:
     one_ns = compose(model, Strategy(micro_batch=samples), machines).step_ns
     off = one_ns / replay.replayed_ns - 1
     composed = f"Composed of its blocks the recorded step is {percent(off, signed=True)} off"
+    usual = [one.name for one in known_devices() if one.machine == machines.name]
+    notes = [OF_TRACE.format(counted(samples, "sample")), f"{composed}; the interval has that."]
+    if usual and device.name not in usual:
+        notes.insert(
+            0, f"Time and memory are those of the recorded {device.name}; {cluster} has {usual[0]}."
+        )
     known, *_ = graph.recorded.metadata.get("devices") or [{}]
     return Job(
         {(1, 1, 1, samples): model},
@@ -64,7 +70,7 @@ def of_trace(replay: Replay, cluster: str) -> Job:
         sizes.but(gpus_per_node=machines.gpus_per_node),
         known.get("memory_bytes") or device.memory * 10**9,
         {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [samples]},
-        notes=[OF_TRACE.format(counted(samples, "sample")), f"{composed}; the interval has that."],
+        notes=notes,
     )
 
 

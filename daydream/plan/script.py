@@ -18,12 +18,14 @@ from daydream.costs.devices import find_device, known_devices
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError, NotApplicableError
 from daydream.files.atomic import own_folder
+from daydream.lazy import regex
 from daydream.parallel import map_on
 from daydream.plan.predictor import Job
 from daydream.plan.recorded import recorded_model
 from daydream.plan.strategies import AXES, Sizes, Strategy
 from daydream.predict.replay import replay
 from daydream.world.compose import Model
+from daydream.world.rows import NEVER_MADE
 
 ERROR = 0.15  # of emulated steps
 FEW = 2  # layers that stand for all, where the script takes their number
@@ -39,6 +41,8 @@ COLLECT = [
     "--stop-after",
     "--no-suggestions",
 ]
+MADE_NONE = NEVER_MADE.partition("\n")[0]
+FAILED = regex(r"(?m)^(?:.*\berror: |(?=[\w.]+Error\b))(.+)")
 Shape = tuple[int, ...]
 Stage = tuple[Model, Sizes, int]
 
@@ -123,18 +127,21 @@ class Emulated(Job):
                     script, variables = self.command(stage)
                     trace = folder / "stage.parquet"
                     world = ["--world", str(stage.world_size), "--cluster", self.machines]
-                    how = ["--emulate", self.gpu, *world, "-o", str(trace)]
-                    done = subprocess.run(  # noqa: S603 - our own
-                        [sys.executable, *COLLECT, *how, *script],
-                        env={**os.environ, **variables},
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                    )
-                    if trace.exists():
-                        return self.repeated(recorded_model(replay(load(trace)), stage))
-                    said = done.stderr.strip() or "the script ended without a step"
-                    return said.splitlines()[-1]
+                    for within in (world, []):  # a script for one GPU makes no process group
+                        how = ["--emulate", self.gpu, *within, "-o", str(trace)]
+                        done = subprocess.run(  # noqa: S603 - our own
+                            [sys.executable, *COLLECT, *how, *script],
+                            env={**os.environ, **variables},
+                            capture_output=True,
+                            text=True,
+                            check=False,
+                        )
+                        if trace.exists():
+                            return self.repeated(recorded_model(replay(load(trace)), stage))
+                        if stage.world_size > 1 or MADE_NONE not in done.stderr:
+                            break
+                    said = FAILED.search(done.stderr)
+                    return said[1] if said else "the script ended without a step"
             except DaydreamError as error:
                 return str(error)
 
@@ -169,7 +176,7 @@ def of_script(
     given = dict(pairwise(words))
     set_ = {axis: int(given[how]) for axis, how in by_axis.items() if given.get(how, "").isdigit()}
     layers = set_.pop("layers", 0)
-    own = Strategy(**set_)  # type: ignore[arg-type]
+    own = Strategy(**{"overlap": True, **set_})  # type: ignore[arg-type]
     found = Emulated(
         {}, machines, device.pcie, ERROR, Sizes(), device.memory * 10**9, {}, own, [], words,
         by_axis, function, gpu, cluster, layers,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import log
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import field
 
@@ -26,7 +26,6 @@ MORE = (2, 4, 8, 16, 32, 64)  # times as many GPUs, or parts of the batch, that 
 SHOWN = 8  # rows of a table
 NS_PER_HOUR = 3.6e12
 By = Literal["time", "cost"]
-Answer = TypeVar("Answer")
 
 
 class Turn(Record):
@@ -131,17 +130,28 @@ def plan(
     Raises:
         GraphError: nothing that was asked for can be predicted.
     """
+    for axis, values in (limits or {}).items():
+        if (known_of := job.limits.get(axis)) and not {*values} & {*known_of}:
+            only = ", ".join(map(str, known_of))
+            raise GraphError(
+                f"only {axis} {only} is known: a trace tells of no other, a script of those that --set gives"
+            )
     limits, capacity = {**(limits or {}), **job.limits}, capacity or job.capacity
     found = Plan(by, sorted({*gpus}), batch, capacity, Seen(0, {}), notes=[*job.notes])
     every = [each for number in found.gpus for each in every_strategy(number, batch, limits)]
+    least = min(limits.get("micro_batch", [1]))
+    few = f"{batch:,} samples, {least} at once, feed at most {batch // least:,} replicas"
     job.prepare(every, capacity, engine, progress and partial(progress, "emulating"))
     seen, impossible = found.seen, Counter[str]()
     known = _answered(every, map(_tried(job.memory_bytes), every), impossible)
     if not known:
-        reasons = [*impossible, "dp x fsdp does not divide the batch"]
+        limited = "no division of so many GPUs is within the limits"
+        reasons = [*impossible, few] if every else [limited, few]
         raise GraphError(
             f"none of {len(every):,} strategies can be predicted: {'; '.join(reasons[:3])}"
         )
+    for number in sorted({*found.gpus} - {each.world_size for each in known}):
+        found.notes.append(f"Nothing is possible with {number:,} GPUs: {few}.")
     fits = {each for each, nbytes in known.items() if nbytes <= capacity}
     if not fits:
         found.advice = [*_advice(job, found, limits)]
@@ -171,8 +181,9 @@ def plan(
         if tokens is not None and job.sizes.sequence:
             steps = tokens / (batch * job.sizes.sequence)
             each.hours = steps * each.step_ns / NS_PER_HOUR
-        if price is not None:
-            each.dollars = (each.hours or 1.0) * price * each.gpus
+            each.dollars = each.hours * price * each.gpus if price is not None else None
+    if tokens is not None and not job.sizes.sequence:
+        found.notes.append("The tokens of a sample are not known: no hours and no dollars.")
     if len(found.candidates) > 1:
         found.turn = turn_of(found.candidates[0], found.candidates[1], by)
     return found
@@ -213,10 +224,10 @@ def _front(points: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
     return front
 
 
-def _tried(ask: Callable[[Strategy], Answer]) -> Callable[[Strategy], Answer | str]:
+def _tried(ask: Callable[[Strategy], Any]) -> Callable[[Strategy], Any]:
     """Return what asks about a strategy and, where there is no answer, says why."""
 
-    def answer(strategy: Strategy) -> Answer | str:
+    def answer(strategy: Strategy) -> Any:
         try:
             return ask(strategy)
         except DaydreamError as error:

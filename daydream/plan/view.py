@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daydream.memory.prediction import CONTEXT
 from daydream.plan.checkpointing import Choice
 from daydream.plan.predictor import Candidate
 from daydream.plan.search import SHOWN, Plan
@@ -24,7 +25,7 @@ from daydream.report.view import view
 from daydream.text import bytes_text, capacity_text, counted, listed
 
 WIDE, HIGH = 640, 240  # pixels of the drawing
-CLOSE = 0.02  # of capacity: what is left may be too little
+CLOSE = 0.02  # of capacity, besides the context: what is left may be too little
 DOT = '<circle cx="{:.0f}" cy="{:.0f}" r="5" fill="{}"><title>{}: {}, {}</title></circle>'
 COLUMNS = [
     Column("strategy", width=44, keep="both"),
@@ -52,16 +53,24 @@ def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]
         time = f"{time_text(best.step_ns)} per step"
         likely = range_text(best.step_low_ns, best.step_high_ns)
         left = capacity - best.memory_bytes
-        close = ", too close to tell" if left < CLOSE * capacity else ""
+        close = " for CUDA's context, too close to tell"
+        close = close if left < CLOSE * capacity + CONTEXT[1] else ""
         memory = f"{bytes_text(best.memory_bytes)} of memory, {bytes_text(left)} left{close}"
         blocks = [
             Headline(f"{best.strategy}: {time} (90% interval {likely})"),
             Text(f"{job}; {memory}", "of "),
         ]
+        if best.hours is not None:
+            price = "" if best.dollars is None else f", {number(best.dollars)} dollars"
+            blocks.append(Text(f"{number(best.hours)} hours{price}", "all tokens: "))
         if others and found.turn is not None:
             said = f"{'less' if found.turn.factor < 1 else 'more'} than {number(found.turn.factor)} times"
             wins = f"{others[0].strategy} wins if {found.turn.part} takes {said} what is predicted"
             blocks.append(Text(wins, "the second: "))
+        within = sum(each.step_ns <= best.step_high_ns for each in others)
+        if within:
+            said = counted(within, "other strategy", "other strategies")
+            blocks.append(Text(said, "within the interval: "))
     rows = [_row(found, each) for each in found.candidates[: None if verbose else top]]
     rows += [_row(found, found.own, "your own: ")] if found.own is not None else []
     if rows:
@@ -104,7 +113,8 @@ def _row(found: Plan, each: Candidate, head: str = "") -> Row:
     fits = each.memory_bytes <= found.capacity_bytes
     bound = ", ".join(dict.fromkeys([each.bound, each.lost_to])) if fits else "does not fit"
     gpus = each.gpus if len(found.gpus) > 1 else None
-    cells = (each.step_ns, each.memory_bytes, each.hours, each.dollars, bound)
+    costs = [one and round(one, 0 if one >= 100 else 2) for one in (each.hours, each.dollars)]
+    cells = (each.step_ns, each.memory_bytes, *costs, bound)
     return Row((f"{head}{each.strategy}", gpus, *cells), style=NEUTRAL if fits else FADED)
 
 

@@ -244,7 +244,10 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
         parts.append({**of_stage, "gradients": exposed, "optimizer": update})
     step_ns = max(ends)
     busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
-    busiest["bubble"] = step_ns - sum(busiest.values())
+    rest = step_ns - sum(busiest.values())
+    ahead = min(max(-rest, 0.0), busiest["launch"])  # launches of a pass that the one before hides
+    busiest["launch"] -= ahead
+    busiest["bubble"] = rest + ahead
     return Composed(step_ns, busiest, peaks(model, strategy))
 
 

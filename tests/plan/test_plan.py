@@ -21,6 +21,7 @@ from daydream.report.html.page import page
 from daydream.report.text import lines
 from daydream.report.view import view
 from daydream.world.compose import Block, Model, Pass, compose
+from daydream.world.rows import NEVER_MADE
 
 PLAIN = {"checkpointing": [False], "offload": [False], "ep": [1]}
 H200 = Path(__file__).parents[2] / "examples" / "train_gpt_h200.parquet"
@@ -160,6 +161,7 @@ SCREEN = """\
 fsdp 4, 2 x 1: 1,010.0 ms per step (90% interval 1,010.0 to 1,010.0 ms)
   of 2, 4 GPUs of 24 GiB, 8 samples a step; 16.00 GiB of memory, 8,192.0 MiB
      left
+  all tokens: 0.281 hours, 3.367 dollars
 
   strategy                       GPUs  step, ms  memory, GiB   bound by, lost to
   fsdp 4, 2 x 1                     4   1,010.0        16.00   compute
@@ -201,8 +203,11 @@ def test_a_search_that_finds_nothing_says_what_would_fit():
 
 
 def test_what_cannot_be_asked():
-    with pytest.raises(GraphError, match=r"none of 0 strategies .* does not divide the batch"):
+    with pytest.raises(GraphError, match=r"none of 0 .* 3 samples, 1 at once, feed at most 3 replicas"):
         plan(Made(lambda _: 1, lambda _: 1), [4], 3, limits={"dp": [4]})
+
+    with pytest.raises(GraphError, match="only ep 1 is known"):
+        plan(Made(lambda _: 1, lambda _: 1), [4], 4, limits={"ep": [2]})
 
     def refuse(strategy):
         raise NotApplicableError("no such shape\nmore")
@@ -252,9 +257,15 @@ def test_blocks_of_a_recording_add_up(recorded):
 
 def test_a_trace_answers_for_its_own_micro_batch_alone(recorded):
     job = of_trace(recorded, "dgx-h100")
-    found = plan(job, [8], 64, limits={"tp": [1, 2], "pp": [1, 2, 3], "offload": [False]})
+    found = plan(job, [8, 64], 64, limits={"tp": [1, 2], "pp": [1, 2, 3], "offload": [False]})
     assert {(each.strategy.tp, each.strategy.micro_batch) for each in found.candidates} == {(1, 8)}
     assert "tp, ep, cp and other micro-batches are not predicted" in found.notes[0]
+    assert (
+        found.notes[-1] == "Nothing is possible with 64 GPUs: 64 samples, 8 at once, feed at most 8 replicas."
+    )
+    assert all(min(each.parts_ns.values()) >= 0 for each in found.candidates)
+    a100 = "Time and memory are those of the recorded H200; dgx-a100 has A100 SXM 80GB."
+    assert of_trace(recorded, "dgx-a100").notes[0] == a100
     how = {"phase": "backward", "kind": "collective", "collective": "all_reduce"}
     rank = [*launched("all_reduce", 1, 6, 9, **how), *launched("all_reduce", 101, 106, 109, **how)]
     with pytest.raises(NotApplicableError, match="one of several ranks"):
@@ -291,22 +302,44 @@ def test_a_script_is_emulated_once_a_shape_and_never_run(tmp_path, monkeypatch, 
     found = plan(job, [8], 64, limits=limits)
 
     own = 2 if takes[0] == "tp=--tp" else 1  # what a function returns tells nothing of the script's own
-    assert job.own == Strategy(tp=own, dp=8 // own, micro_batches=64 // (8 // own))
+    assert job.own == Strategy(tp=own, dp=8 // own, micro_batches=64 // (8 // own), overlap=True)
     asked = [line.split(" train.py --tp 2 --tp ") for line in Path("asked.txt").read_text().splitlines()]
     assert asked[0] == ["H100 SXM 1" if own == 1 else "H100 SXM 2", f"{own} 1"]
     assert sorted(words for _, words in asked[1:]) == ["1 8", "2 8", "4 8"]
-    assert found.seen.impossible["error: four do not divide the heads"] > 0
+    assert found.seen.impossible["four do not divide the heads"] > 0
     assert {each.strategy.tp for each in found.candidates} == {1, 2}
     assert found.own is not None
 
 
 def test_what_a_script_cannot_be_asked(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "collect.py").write_text("""
+import sys
+if sys.argv[-1] == "1":
+    sys.exit("train.py: error: unrecognized arguments: --tp 1\\nerror: no training step")
+sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerror: no training step")
+""")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "COLLECT", ["collect.py"])
     for takes, cluster, said in (
         (["pt=--tp"], "dgx-h100", "--set pt: axes are dp, fsdp"),
         (["settings"], "dgx-h100", "has no function settings"),
         ([], "pcie3x", "unknown cluster"),
+        ([], "dgx-h100", "^RuntimeError: no data here$"),  # not what `collect` says after it
+        (["tp=--tp"], "dgx-h100", "^unrecognized arguments: --tp 1$"),
     ):
         with pytest.raises(DaydreamError, match=said):
             script.of_script(["train.py"], takes, cluster, None, (8, 64))
+
+
+def test_a_script_of_one_gpu_makes_no_process_group(tmp_path, monkeypatch):
+    (tmp_path / "collect.py").write_text(f"""
+import shutil, sys
+if "--world" in sys.argv:
+    sys.exit({"error: " + NEVER_MADE!r})
+shutil.copy({str(H200)!r}, sys.argv[4])
+""")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "COLLECT", ["collect.py"])
+    job = script.of_script(["train.py"], [], "dgx-h100", None, (8, 64))
+    assert job.own == Strategy(dp=8, micro_batch=8, overlap=True)  # 64 samples, 8 at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from daydream.costs.kernel_names import family
@@ -273,7 +274,10 @@ def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Bloc
     )
     shift = found.step
     if shift is None:
-        return [Headline("no run is slower than the spread from run to run explains"), runs]
+        steps = [run.step_ns for run in found.runs]
+        spread = f"steps differ by {percent(stdev(steps) / fmean(steps))} from run to run"
+        said = "no run is slower than the spread from run to run explains"
+        return [Headline(said), Text(f"{spread}; a smaller change does not show"), runs]
     spread = f"{percent(shift.spread_ns / shift.before_ns)} from run to run"
     said = (
         f"first slower run: {found.first_slow}, {step_change_text(shift.before_ns, shift.after_ns)}"
@@ -307,6 +311,7 @@ def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]
         Row((f"{each.who}: {each.work}", each.longer_ns, each.saving_ns, each.cost_ns))
         for each in found.parts[: None if verbose else top]
     ]
+    less = found.parts[len(rows) :]
     for head, costs in (
         ("by rank", found.ns_by_rank),
         ("by stage", found.ns_by_stage),
@@ -315,7 +320,7 @@ def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]
         shown = [Row((f"  {name}", None, None, ns)) for name, ns in costs.items() if ns]
         rows += [Row((head,), style=HEADING), *shown[:top]] if len(shown) > 1 else []
     rest = [
-        ("other parts", found.others_ns),
+        ("other parts", found.others_ns + sum(each.cost_ns for each in less)),
         ("the balanced step", found.balanced_ns),
         ("the step", whole),
     ]
