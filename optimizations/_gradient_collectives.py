@@ -9,7 +9,16 @@ from daydream import Graph, Selection
 from daydream.model import joint_update
 
 ARRIVAL = r"^arrival$"  # where a member of a collective stands until all peers are there
+FAKE_WORLD = (
+    "The program's own division: record it as one of {0} ranks, `daydream collect --world {0} SCRIPT`."
+)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
+
+
+def refuse_ranks(graph: Graph) -> None:
+    """Refuse to divide among GPUs what ranks share already."""
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
 
 
 def transfers_of(collectives: Selection) -> Selection:
