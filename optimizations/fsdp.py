@@ -192,7 +192,6 @@ class Unit(NamedTuple):
     step: int
     forward: int
     backward: int
-    node: int
     nbytes: int
     parameters: int
 
@@ -224,8 +223,8 @@ def _units(
             last = end if turn else mine[-1]
             forward = min(first.values()) if one < 0 else first[one]
             backward = _begin(graph, gradients, mine[0], opens=mine[0] == begin)
-            node, size = int(gradients.nodes.ids[last]), sum(nbytes[place] for place in mine)
-            found.append(Unit(last, turn, number, forward[1], backward, node, size, len(mine)))
+            size = sum(nbytes[place] for place in mine)
+            found.append(Unit(last, turn, number, forward[1], backward, size, len(mine)))
     return sorted(found), what
 
 
@@ -287,20 +286,19 @@ def _dispatch_ns(graph: Graph, calls: Selection, gradients: Gradients) -> dict[i
 
     By the operators that Python calls; those that others call know nothing of shards.
     """
-    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)").tolist()
-    first: dict[int, tuple[int, int]] = {}  # by call: its first task, and the step
-    for row, *task in zip(rows, calls.ids.tolist(), calls.step.tolist(), strict=True):
-        if row >= 0:
-            first.setdefault(row, tuple(task))
-    if graph.trace is None or not first:
+    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)")
+    if graph.trace is None or not (rows >= 0).any():
         return {}
-    names = graph.trace.values("name", list(first))
-    lists = [task for task, name in zip(first.values(), names, strict=True) if LISTS.match(name or "")]
-    if not lists:
-        return {task: UPDATE_CALL for task, _ in first.values()}
-    opens = {step: task for task, step in reversed(lists)}
-    steps = gradients.nodes.step.tolist()
-    return {task: UPDATE_IN_LISTS * steps.count(step) for step, task in opens.items()}
+    groups = calls.group_by(rows)
+    first, names = groups.first(), graph.trace.values("name", groups.keys)
+    lists = first[[LISTS.match(name or "") is not None for name in names]]
+    if not len(lists):
+        return dict.fromkeys(first.ids.tolist(), UPDATE_CALL)
+    steps, opens = gradients.nodes.step.tolist(), lists.group_by("step").first()
+    return {
+        task: UPDATE_IN_LISTS * steps.count(step)
+        for task, step in zip(opens.ids.tolist(), opens.step.tolist(), strict=True)
+    }
 
 
 class Use(NamedTuple):
@@ -391,7 +389,7 @@ class Sharding:
         graph = self.graph
         ends = graph.tasks(sorted(set(gradients.ends().ids.tolist())))
         end = graph.insert_after(ends, "wait for reduce-scatters", kind="cpu", duration_ns=0)
-        nodes = [unit.node for unit in self.units]
+        nodes = gradients.nodes.ids[[unit.last for unit in self.units]].tolist()
         into = graph.tasks(self._copy(nodes, "copy gradients", range(len(nodes)), behind=True))
         calls = [SCATTER.of(unit.parameters) * self.python for unit in self.units]
         graph.insert_before(into, "ask for gradients", kind="cpu", duration_ns=calls)

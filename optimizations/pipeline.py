@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from daydream.optimizations._gradient_collectives import FAKE_WORLD, refuse_ranks
+from daydream.optimizations._gradient_collectives import FAKE_WORLD, families_of_blocks, refuse_ranks
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import (
@@ -22,7 +22,7 @@ from daydream.costs import (
     resized_time,
 )
 from daydream.memory import Allocations, block_of_rows, in_phase, parts_of
-from daydream.model import joint_update, repeated_blocks, trained_parameters
+from daydream.model import joint_update, trained_parameters
 from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
 
@@ -54,7 +54,7 @@ def passes_of_stages(schedule: str, stages: int, batches: int, chunks: int = 1) 
         forward, backward = [], []
         for turn in range(total):
             round_, place = divmod(turn, stages * chunks)
-            chunk, batch = (place // stages, round_ * stages + place % stages) if chunks > 1 else (0, turn)
+            chunk, batch = place // stages, round_ * stages + place % stages
             forward.append(Pass(False, chunk * stages + stage, batch))
             backward.append(Pass(True, (chunks - 1 - chunk) * stages + stage, batch))
         ahead = total if schedule == "gpipe" else min(_warm_up(stages, stage, chunks), total)
@@ -144,10 +144,7 @@ def passes_by_block(graph: Graph) -> Passes:
     follows the last one, the loss too, with that. Of several families of blocks the one with most time
     counts. Steps that do not run all of its blocks forward and backward are left out.
     """
-    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
-    families = repeated_blocks(graph)
-    if not families:
-        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
+    families = families_of_blocks(graph)
     tasks = graph.select(phase=PASSES)
     tasks = tasks - tasks.where(lane=[lane.name for lane in graph.lanes if lane.background])
     if not len(tasks.where(phase="backward")):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
-from daydream.optimizations._gradient_collectives import FAKE_WORLD, refuse_ranks
+from daydream.optimizations._gradient_collectives import FAKE_WORLD, families_of_blocks, refuse_ranks
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import (
@@ -27,7 +27,7 @@ from daydream.costs import (
     work,
 )
 from daydream.memory import Allocations, divide, nearest
-from daydream.model import call_rows, joint_update, repeated_blocks, trained_parameters
+from daydream.model import call_rows, joint_update, trained_parameters
 from daydream.transforms import counted, listed, stages
 
 STAGE = stages.PARALLEL
@@ -84,11 +84,7 @@ class Divided:
     """
 
     def __init__(self, graph: Graph, degree: int) -> None:
-        lack = "layers, by which blocks are found; they are recorded by `daydream collect`"
-        graph.select(layer="*").need(lack)
-        blocks = [block for family in repeated_blocks(graph) for block in family]
-        if not blocks:
-            raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
+        blocks = [block for family in families_of_blocks(graph) for block in family]
         self.on_device = len(graph.select(kind="kernel")) > 0
         phases = "forward", "loss", "backward"
         tasks = graph.select(on="gpu" if self.on_device else "cpu", phase=phases)
