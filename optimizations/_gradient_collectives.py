@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from daydream import Graph, Selection
-from daydream.model import joint_update
+from daydream import Graph, NotApplicableError, Selection
+from daydream.model import joint_update, repeated_blocks
 
 ARRIVAL = r"^arrival$"  # where a member of a collective stands until all peers are there
+FAKE_WORLD = (
+    "The program's own division: record it as one of {0} ranks, `daydream collect --world {0} SCRIPT`."
+)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # of gradients; others exchange activations
+
+
+def refuse_ranks(graph: Graph) -> None:
+    """Refuse to divide among GPUs what ranks share already."""
+    if len(graph.select(kind="collective")):
+        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+
+
+def families_of_blocks(graph: Graph) -> list[list[str]]:
+    """Return the blocks that the model repeats, a list a family, or raise `NotApplicableError`."""
+    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
+    families = repeated_blocks(graph)
+    if not families:
+        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
+    return families
 
 
 def transfers_of(collectives: Selection) -> Selection:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from daydream.optimizations._gradient_collectives import refuse_ranks
+
 from daydream import Graph, GraphError
 from daydream.costs import copies_ns, network_of
 from daydream.memory import Allocations, add_buckets
@@ -59,8 +61,7 @@ def ddp(
         raise GraphError(f"workers must be 1 or more, not {workers}")
     if workers == 1:
         graph.does_not_apply("one worker has no gradients to exchange")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    refuse_ranks(graph)
     gradients = gradients_of(graph, gradient_mb)
     network = network_of(graph, workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
     buckets = gradients.buckets(bucket_mb)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from daydream.optimizations._gradient_collectives import FAKE_WORLD, refuse_ranks
 from daydream.optimizations.ddp import ddp
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
@@ -128,8 +129,7 @@ def fsdp(
         raise GraphError("forward_prefetch is of transfers during compute; without overlap there are none")
     if workers == 1:
         graph.does_not_apply("one worker has nothing to share")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    refuse_ranks(graph)
     gradients = gradients_of(graph, gradient_mb)
     network = network_of(graph, workers, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
     device, calls = graph.select(on="gpu", phase="optimizer"), graph.select(kind="cpu", phase="optimizer")
@@ -138,15 +138,13 @@ def fsdp(
     share = scaled_time(graph, updates, 1 / workers).duration_ns
     saved = (updates.total("duration_ns") - share.sum()) / len(updates.group_by("step"))
     if stage == 1:
-        ddp(
-            graph,
-            workers=workers,
-            cluster=cluster,
-            bandwidth=bandwidth,
-            latency_us=latency_us,
-            gradient_mb=gradient_mb,
-        )
-        _gather_behind(updates, gradients.nbytes.sum() / steps, network)
+        link = {"cluster": cluster, "bandwidth": bandwidth, "latency_us": latency_us}
+        ddp(graph, workers=workers, gradient_mb=gradient_mb, **link)
+        last = updates.group_by("step").last()
+        end = graph.insert_after(last, "wait for parameters", kind="cpu", duration_ns=0)
+        each = gradients.nbytes.sum() / steps / workers
+        _transfer(last, "all-gather", [each] * len(last), network)
+        end.wait_for(LANE, on=compute_lane(graph))
     else:
         units, what = _units(graph, gradients, layers, unit_mb, workers)
         lane = compute_lane(graph)
@@ -169,13 +167,14 @@ def fsdp(
             graph.note("Each transfer is waited for where it is asked for: nothing runs meanwhile.")
     updates.set(duration_ns=share)  # last: the update's own rate is what copies go by
     if stage > 1 and python:
-        slower = calls[[task in dispatch for task in calls.ids.tolist()]]
-        if len(slower):
-            slower.set(duration_ns=slower.duration_ns + [dispatch[task] for task in slower.ids.tolist()])
+        if dispatch:
+            slower = graph.tasks(list(dispatch))
+            slower.set(duration_ns=slower.duration_ns + list(dispatch.values()))
         hooks = graph.select(name=r"^ask for ").total("duration_ns") + sum(dispatch.values())
         spent = f"{hooks / steps / 1e6:,.3f} ms"
         graph.note(f"Hooks and calls on shards take {spent} of the CPU per step, as on an x86 server.")
     graph.note(f"To update 1/{workers} of the parameters takes {saved / 1e6:,.3f} ms less per step.")
+    graph.note(FAKE_WORLD.format(workers))
 
 
 class Unit(NamedTuple):
@@ -193,7 +192,6 @@ class Unit(NamedTuple):
     step: int
     forward: int
     backward: int
-    node: int
     nbytes: int
     parameters: int
 
@@ -225,8 +223,8 @@ def _units(
             last = end if turn else mine[-1]
             forward = min(first.values()) if one < 0 else first[one]
             backward = _begin(graph, gradients, mine[0], opens=mine[0] == begin)
-            node, size = int(gradients.nodes.ids[last]), sum(nbytes[place] for place in mine)
-            found.append(Unit(last, turn, number, forward[1], backward, node, size, len(mine)))
+            size = sum(nbytes[place] for place in mine)
+            found.append(Unit(last, turn, number, forward[1], backward, size, len(mine)))
     return sorted(found), what
 
 
@@ -288,20 +286,19 @@ def _dispatch_ns(graph: Graph, calls: Selection, gradients: Gradients) -> dict[i
 
     By the operators that Python calls; those that others call know nothing of shards.
     """
-    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)").tolist()
-    first: dict[int, tuple[int, int]] = {}  # by call: its first task, and the step
-    for row, *task in zip(rows, calls.ids.tolist(), calls.step.tolist(), strict=True):
-        if row >= 0:
-            first.setdefault(row, tuple(task))
-    if graph.trace is None or not first:
+    rows = call_rows(graph, calls.ids, r"^aten::(?!item$)")
+    if graph.trace is None or not (rows >= 0).any():
         return {}
-    names = graph.trace.values("name", list(first))
-    lists = [task for task, name in zip(first.values(), names, strict=True) if LISTS.match(name or "")]
-    if not lists:
-        return {task: UPDATE_CALL for task, _ in first.values()}
-    opens = {step: task for task, step in reversed(lists)}
-    steps = gradients.nodes.step.tolist()
-    return {task: UPDATE_IN_LISTS * steps.count(step) for step, task in opens.items()}
+    groups = calls.group_by(rows)
+    first, names = groups.first(), graph.trace.values("name", groups.keys)
+    lists = first[[LISTS.match(name or "") is not None for name in names]]
+    if not len(lists):
+        return dict.fromkeys(first.ids.tolist(), UPDATE_CALL)
+    steps, opens = gradients.nodes.step.tolist(), lists.group_by("step").first()
+    return {
+        task: UPDATE_IN_LISTS * steps.count(step)
+        for task, step in zip(opens.ids.tolist(), opens.step.tolist(), strict=True)
+    }
 
 
 class Use(NamedTuple):
@@ -335,16 +332,17 @@ class Sharding:
 
     def gather(self, *, again: bool) -> None:
         """Gather each unit before its passes."""
-        graph, uses = self.graph, self._uses(again=again)
+        graph, columns = self.graph, self.graph.columns
+        uses = sorted(
+            Use(unit.step, backward, int(columns["order"][task]), unit.turn != 1, number, task)
+            for number, unit in enumerate(self.units)
+            for backward, task in ((False, unit.forward), (True, unit.backward))
+            if (not backward or (again and unit.turn != 1))
+            and (self.lane is None or columns["launch"][task] >= 0)  # else launched before the window
+        )
         of = [use.unit for use in uses]
         # A pass asks for its first unit when it begins; a backward pass may begin with the root.
         opens = [not at or use[:2] != uses[at - 1][:2] for at, use in enumerate(uses)]
-        order = graph.columns["order"]
-        begins: dict[int, tuple[int, int]] = {}
-        for unit in self.units:
-            begin = int(order[unit.backward]), unit.backward
-            begins[unit.step] = min(begins.get(unit.step, begin), begin)
-
         taken = self._copy([use.task for use in uses], "copy parameters", of)
         asked = [0] * len(uses)
         for early in (False, True):
@@ -353,9 +351,12 @@ class Sharding:
             ]
             beside, calls = [], []
             for at in these:  # early ones when the one before has been taken over
-                use, (_, first) = uses[at], begins[uses[at].step]
-                at_begin = use.backward and opens[at] and first != use.task
-                beside.append(taken[at - 1] if early else first if at_begin else taken[at])
+                use, task = uses[at], taken[at - 1 if early else at]
+                if use.backward and opens[at]:
+                    begins = [unit.backward for unit in self.units if unit.step == use.step]
+                    first = min(begins, key=columns["order"].__getitem__)
+                    task = task if first == use.task else first
+                beside.append(task)
                 hook = BACKWARD if use.backward else FORWARD
                 calls.append(hook.of(self.units[use.unit].parameters) * self.python)
             if these:
@@ -370,77 +371,45 @@ class Sharding:
             where = {} if self.lane is None else {"lane": INTO, "kind": "kernel"}
             ready = graph.insert_after(ask, "copy shard", duration_ns=self.shards[of], **where)
         nbytes = [self.nbytes[one] / self.network.workers for one in of]
-        gathered = self._transfer(ready, "all-gather", nbytes, before=taken)
+        gathered = _transfer(ready, "all-gather", nbytes, self.network, before=taken)
         begun = (ready if self.shards is not None else gathered).ids.tolist()
         # Memory of the unit before the last one is free in the forward pass, of the last one in the backward.
-        opened = 0
         for at, use in enumerate(uses):
-            opened = at if opens[at] else opened
             before = at - (1 if use.backward else 2)
-            if before >= opened or (use.backward and uses[max(before, 0)].step == use.step):
+            if before >= 0 and uses[before].step == use.step:
                 graph.link([taken[before]], [begun[at]])
         if self.lane is not None:  # the first of a step is gathered when the update is done, or each in turn
             starts = [not self.overlap or (opens[at] and not use.backward) for at, use in enumerate(uses)]
             ask[starts].wait_for(self.lane, on=INTO if self.shards is not None else LANE)
         if not self.overlap:
-            self._block(done)
+            done.wait_for(LANE, on=self.lane)
 
     def scatter(self, gradients: Gradients) -> None:
         """Scatter the gradients of each unit when they are there and the unit before it is done."""
         graph = self.graph
         ends = graph.tasks(sorted(set(gradients.ends().ids.tolist())))
         end = graph.insert_after(ends, "wait for reduce-scatters", kind="cpu", duration_ns=0)
-        nodes = [unit.node for unit in self.units]
+        nodes = gradients.nodes.ids[[unit.last for unit in self.units]].tolist()
         into = graph.tasks(self._copy(nodes, "copy gradients", range(len(nodes)), behind=True))
         calls = [SCATTER.of(unit.parameters) * self.python for unit in self.units]
         graph.insert_before(into, "ask for gradients", kind="cpu", duration_ns=calls)
         if not self.overlap:
             end = end | graph.insert_after(into, "wait for gradients", kind="cpu", duration_ns=0)
-        scattered = self._transfer(into, "reduce-scatter", self.nbytes)
+        scattered = _transfer(into, "reduce-scatter", self.nbytes, self.network)
         for (at, unit), (behind, other) in pairwise(enumerate(self.units)):
             if unit.step == other.step:
                 graph.link(scattered[at], into[behind])
-        self._block(end)
-
-    def _uses(self, *, again: bool) -> list[Use]:
-        columns, found = self.graph.columns, []
-        for number, unit in enumerate(self.units):
-            root = unit.turn == 1
-            tasks = [unit.forward, unit.backward] if again and not root else [unit.forward]
-            for backward, task in enumerate(tasks):
-                if self.lane is None or columns["launch"][task] >= 0:  # else launched before the window
-                    place = int(columns["order"][task])
-                    found.append(Use(unit.step, bool(backward), place, not root, number, task))
-        return sorted(found)
+        end.wait_for(LANE, on=self.lane)
 
     def _copy(self, beside: list[int], name: str, of: Any, *, behind: bool = False) -> list[int]:
-        where: dict[str, Any] = (
-            {"kind": "cpu"} if self.lane is None else {"kind": "kernel", "lane": self.lane}
-        )
+        where = {"kind": "cpu"} if self.lane is None else {"kind": "kernel", "lane": self.lane}
         insert = self.graph.insert_after if behind else self.graph.insert_before
         time = 0 if self.copies is None else self.copies[of]
         return insert(self.graph.tasks(beside), name, duration_ns=time, **where).ids.tolist()
 
-    def _transfer(self, beside: Selection, name: str, nbytes: list[Any], before: Any = None) -> Selection:
-        return _transfer(beside, name, nbytes, self.network, launched=self.lane is not None, before=before)
-
-    def _block(self, calls: Selection) -> None:
-        """Let the CPU, or the GPU's compute, wait for the transfers that were asked for before."""
-        calls.wait_for(LANE) if self.lane is None else calls.wait_for(LANE, on=self.lane)
-
-
-def _gather_behind(updates: Selection, nbytes: float, network: Network) -> None:
-    """Gather all parameters after each step's update; what comes then waits."""
-    lane = compute_lane(updates.graph)
-    last = updates.group_by("step").last()
-    end = updates.graph.insert_after(last, "wait for parameters", kind="cpu", duration_ns=0)
-    share = [nbytes / network.workers] * len(last)
-    _transfer(last, "all-gather", share, network, launched=lane is not None)
-    end.wait_for(LANE) if lane is None else end.wait_for(LANE, on=lane)
-
 
 def _transfer(
-    beside: Selection, name: str, nbytes: list[Any], network: Network, *, launched: bool, before: Any = None
+    beside: Selection, name: str, nbytes: list[Any], network: Network, before: Any = None
 ) -> Selection:
     collective = name.replace("-", "_")
     return beside.graph.insert_after(
@@ -449,7 +418,7 @@ def _transfer(
         kind="collective",
         lane=LANE,
         gap_ns=0,
-        launched=launched,
+        launched=compute_lane(beside.graph) is not None,
         before=before,
         duration_ns=[network.time_ns(collective, each) for each in nbytes],
         collective=collective,

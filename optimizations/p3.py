@@ -7,6 +7,8 @@ from collections import Counter
 from math import ceil
 from typing import Any, Literal
 
+from daydream.optimizations._gradient_collectives import refuse_ranks
+
 from daydream import Graph, GraphError, Selection
 from daydream.costs import elements, parse_shapes
 from daydream.memory import Allocations, let_states_shrink
@@ -128,8 +130,7 @@ def _exchange(
         )
     if workers == 1:
         graph.does_not_apply("one worker has no gradients to exchange")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    refuse_ranks(graph)
     gradients = gradients_of(graph, gradient_mb)
     users = first_parameter_uses(graph, gradients)
     place, nbytes = _places(graph, gradients, users), gradients.nbytes.tolist()

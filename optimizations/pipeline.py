@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
+
+from daydream.optimizations._gradient_collectives import FAKE_WORLD, families_of_blocks, refuse_ranks
 
 from daydream import Graph, GraphError, Groups, NotApplicableError, Selection
 from daydream.costs import (
@@ -19,7 +22,7 @@ from daydream.costs import (
     resized_time,
 )
 from daydream.memory import Allocations, block_of_rows, in_phase, parts_of
-from daydream.model import joint_update, repeated_blocks, trained_parameters
+from daydream.model import joint_update, trained_parameters
 from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
 
@@ -51,7 +54,7 @@ def passes_of_stages(schedule: str, stages: int, batches: int, chunks: int = 1) 
         forward, backward = [], []
         for turn in range(total):
             round_, place = divmod(turn, stages * chunks)
-            chunk, batch = (place // stages, round_ * stages + place % stages) if chunks > 1 else (0, turn)
+            chunk, batch = place // stages, round_ * stages + place % stages
             forward.append(Pass(False, chunk * stages + stage, batch))
             backward.append(Pass(True, (chunks - 1 - chunk) * stages + stage, batch))
         ahead = total if schedule == "gpipe" else min(_warm_up(stages, stage, chunks), total)
@@ -68,27 +71,20 @@ def _warm_up(stages: int, stage: int, chunks: int) -> int:
 
 def in_order(of_stages: Sequence[Sequence[Pass]], chunks: int) -> list[tuple[int, Pass]]:
     """Return (GPU, pass) of all of them in an order in which they can be done; `chunks` of all GPUs."""
-    done: set[Pass] = set()
-    left = [list(passes) for passes in of_stages]
-    order: list[tuple[int, Pass]] = []
-    while any(left):
-        first = [(stage, passes[0]) for stage, passes in enumerate(left) if passes]
-        ready = [(stage, one) for stage, one in first if done.issuperset(_needs(one, chunks))]
-        if not ready:
-            raise GraphError("no order of passes satisfies this schedule")
-        for stage, one in ready:
-            left[stage].pop(0)
-            done.add(one)
+    left, order = [list(passes) for passes in of_stages], list[tuple[int, Pass]]()
+    done = Counter[
+        int
+    ]()  # passes by micro-batch, each of which goes forward, then backward, through all chunks
+
+    def can_run(one: Pass) -> bool:
+        return done[one.batch] == (2 * chunks - 1 - one.chunk if one.backward else one.chunk)
+
+    while ready := [
+        (stage, passes.pop(0)) for stage, passes in enumerate(left) if passes and can_run(passes[0])
+    ]:
+        done.update(one.batch for _, one in ready)
         order += ready
     return order
-
-
-def _needs(one: Pass, chunks: int) -> list[Pass]:
-    if not one.backward:
-        return [one._replace(chunk=one.chunk - 1)] if one.chunk else []
-    if one.chunk == chunks - 1:
-        return [one._replace(backward=False)]
-    return [one._replace(chunk=one.chunk + 1)]
 
 
 def equal_parts(times: Sequence[int], parts: int) -> list[int]:
@@ -119,10 +115,6 @@ class Passes:
     block: list[int]
     backward: list[bool]
 
-    def groups(self, chunks: list[int]) -> Groups:
-        """Return the tasks by (step, chunk, backward), in program order; `chunks` has that of each block."""
-        return self.tasks.group_by("step", [chunks[block] for block in self.block], self.backward)
-
     def work(self) -> Selection:
         """Return the tasks that do the work: the device's where there are any."""
         device = self.tasks.where(on="gpu")
@@ -130,16 +122,19 @@ class Passes:
 
     def time_of_blocks(self) -> list[int]:
         """Return the time of each block's work, of what runs with it too, over all steps."""
-        time = [0] * len(self.blocks)
         does = self.tasks.is_in(self.work())
-        for block, ns in zip(self.block, (self.tasks.duration_ns * does).tolist(), strict=True):
-            time[block] += ns
+        time: list[int] = self.tasks.group_by(self.block).total(self.tasks.duration_ns * does).tolist()
         return time
 
-    def layers(self, blocks: set[int]) -> set[str]:
-        """Return the layers that run forward with some of the blocks."""
+    def chunks(self, count: int) -> list[int]:
+        """Return the chunk of each block where there are so many, of times as equal as can be."""
+        begins = equal_parts(self.time_of_blocks(), count)
+        return [bisect(begins, block) - 1 for block in range(len(self.blocks))]
+
+    def layers(self) -> list[tuple[str, int]]:
+        """Return each layer that runs forward, with the block it runs with."""
         runs = zip(self.tasks.layer, self.block, self.backward, strict=True)
-        return {layer for layer, block, back in runs if layer and not back and block in blocks}
+        return [(layer, block) for layer, block, back in runs if layer and not back]
 
 
 def passes_by_block(graph: Graph) -> Passes:
@@ -149,10 +144,7 @@ def passes_by_block(graph: Graph) -> Passes:
     follows the last one, the loss too, with that. Of several families of blocks the one with most time
     counts. Steps that do not run all of its blocks forward and backward are left out.
     """
-    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
-    families = repeated_blocks(graph)
-    if not families:
-        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
+    families = families_of_blocks(graph)
     tasks = graph.select(phase=PASSES)
     tasks = tasks - tasks.where(lane=[lane.name for lane in graph.lanes if lane.background])
     if not len(tasks.where(phase="backward")):
@@ -161,7 +153,19 @@ def passes_by_block(graph: Graph) -> Passes:
     blocks: list[str] = []
     found: list[tuple[int, int, bool]] = []
     for step, members in tasks.group_by("step").items():
-        forward, backward, turn = _begins_of_blocks(members, names)
+        forward: dict[str, int] = {}
+        backward: dict[str, int] = {}
+        turn = int([*members.where(phase="backward").order, members.order[-1] + 1][0])
+        for (name, phase, repeat), runs in members.group_by("phase", "repeat", block=names).items():
+            first, last = runs.order[[0, -1]].tolist()
+            if (phase, repeat) == ("forward", 0):
+                forward[name] = first
+                if last > turn:
+                    raise NotApplicableError(
+                        "a step runs forward again after a backward pass: it accumulates gradients"
+                    )
+            if first >= turn:  # a block that is computed again runs forward before its backward pass
+                backward[name] = min(first, backward.get(name, first))
         if len(forward) < len(names) or len(backward) < len(names):
             continue
         of_step = sorted(names, key=forward.__getitem__)
@@ -179,28 +183,6 @@ def passes_by_block(graph: Graph) -> Passes:
     return Passes(
         of_blocks.of(graph.tasks(ids).ids, "passes by block", ordered=True), blocks, block_of, is_backward
     )
-
-
-def _begins_of_blocks(members: Selection, names: list[str]) -> tuple[dict[str, int], dict[str, int], int]:
-    """Return where blocks begin forward and backward in program order, and where the backward pass does."""
-    forward: dict[str, int] = {}
-    backward: dict[str, int] = {}
-    begin = members.where(phase="backward")
-    if not len(begin):
-        return forward, backward, 0
-    turn = int(begin.order[0])
-    groups = members.group_by("phase", "repeat", block=names)
-    ends = groups.first().order.tolist(), groups.last().order.tolist()
-    for (name, phase, repeat), first, last in zip(groups.keys, *ends, strict=True):
-        if (phase, repeat) == ("forward", 0):
-            forward[name] = first
-            if last > turn:
-                raise NotApplicableError(
-                    "a step runs forward again after a backward pass: it accumulates gradients"
-                )
-        if first >= turn:  # a block that is computed again runs forward before its backward pass
-            backward[name] = min(first, backward.get(name, first))
-    return forward, backward, turn
 
 
 def input_bytes(graph: Graph, block: str) -> int | None:
@@ -267,8 +249,7 @@ def pipeline(
         raise GraphError(f"activation_mb must be 0 or more, not {activation_mb:g}")
     if stages == 1:
         graph.does_not_apply("one stage is not a pipeline")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
+    refuse_ranks(graph)
     passes = passes_by_block(graph)
     need_room(len(passes.tasks) * (micro_batches - 1), "micro_batches", micro_batches)
     chunks = stages * (CHUNKS if schedule == "interleaved" else 1)
@@ -279,19 +260,37 @@ def pipeline(
         )
     of_stages = passes_of_stages(schedule, stages, micro_batches, chunks // stages)
     network = network_of(graph, stages, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
-    if micro_batch == "divided" and micro_batches > 1:
-        _divide(graph, passes, micro_batches)
-
-    time = passes.time_of_blocks()
-    begins = equal_parts(time, chunks)
-    chunk_of_block = [bisect(begins, block) - 1 for block in range(len(time))]
-    stage_of_block = [chunk % stages for chunk in chunk_of_block]
-    messages = _messages(graph, [passes.blocks[begin] for begin in begins[1:]], activation_mb)
     if micro_batch == "divided":
-        messages = [-(-nbytes // micro_batches) for nbytes in messages]
-    _say(graph, passes, time, stage_of_block, micro_batches, micro_batch)
+        if micro_batches > 1:
+            _divide(graph, passes.work(), micro_batches)
+        parts, said = micro_batches, counted(micro_batches, "micro-batch", "micro-batches")
+        said = f"The recorded batch is divided into {said}."
+    else:
+        parts, said = 1, f"Each of {micro_batches} micro-batches is as large as the recorded batch."
+        graph.covers(micro_batches)
+
+    time, chunk_of_block = passes.time_of_blocks(), passes.chunks(chunks)
+    stage_of_block = [chunk % stages for chunk in chunk_of_block]
+    messages = [  # bytes into the first block of each chunk but the first
+        input_bytes(graph, passes.blocks[chunk_of_block.index(chunk)])
+        if activation_mb is None
+        else round(activation_mb * 2**20)
+        for chunk in range(1, chunks)
+    ]
+    nbytes = [-(-each // parts) for each in messages if each is not None]
+    if len(nbytes) < len(messages):
+        graph.does_not_apply("which activations blocks pass on is not known; give --activation-mb")
+    spent = [0] * stages
+    for stage, ns in zip(stage_of_block, time, strict=True):
+        spent[stage] += ns
+    graph.note(
+        f"Blocks of the stages: {listed([str(stage_of_block.count(one)) for one in range(stages)])}, with "
+        f"{listed([f'{ns / max(sum(time), 1):.0%}' for ns in spent])} of the passes' time."
+    )
+    graph.note(said)
     _drop_idle_time(passes.tasks)
-    every = passes.groups(chunk_of_block).with_copies(micro_batches - 1)
+    chunk_of_task = [chunk_of_block[block] for block in passes.block]
+    every = passes.tasks.group_by("step", chunk_of_task, passes.backward).with_copies(micro_batches - 1)
     sequence = [
         (step, stage, one)
         for step in sorted(set(passes.tasks.step.tolist()))
@@ -299,78 +298,59 @@ def pipeline(
     ]
     arranged = every.match(((step, one.chunk, one.backward), one.batch) for step, _, one in sequence)
     arranged.arrange([stage for _, stage, _ in sequence])
-    _update(graph, [passes.layers(set(_where(stage_of_block, one))) for one in range(stages)])
-    times = [network.send_ns(nbytes, one % stages, (one + 1) % stages) for one, nbytes in enumerate(messages)]
-    _send(graph, arranged, messages, times)
+    layers: list[set[str]] = [set() for _ in range(stages)]
+    for layer, block in passes.layers():
+        layers[stage_of_block[block]].add(layer)
+    _update(graph, layers)
+    times = [network.send_ns(each, one % stages, (one + 1) % stages) for one, each in enumerate(nbytes)]
+    _send(graph, arranged, nbytes, times)
     graph.note(
-        f"A message between stages has up to {max(messages) / 1e6:,.3f} MB and takes up to "
+        f"A message between stages has up to {max(nbytes) / 1e6:,.3f} MB and takes up to "
         f"{max(times) / 1e6:,.3f} ms."
     )
     if network.cluster is not None:
         graph.note(network.describe())
+    graph.note(FAKE_WORLD.format(stages))
 
 
-def _messages(graph: Graph, blocks: list[str], activation_mb: float | None) -> list[int]:
-    """Return the bytes that go into each of these blocks."""
-    if activation_mb is not None:
-        return [round(activation_mb * 2**20)] * len(blocks)
-    known = [input_bytes(graph, block) for block in blocks]
-    found = [nbytes for nbytes in known if nbytes is not None]
-    if len(found) < len(known):
-        graph.does_not_apply("which activations blocks pass on is not known; give --activation-mb")
-    return found
-
-
-def _where(values: Sequence[int], value: int) -> list[int]:
-    return [place for place, each in enumerate(values) if each == value]
-
-
-def _divide(graph: Graph, passes: Passes, parts: int) -> None:
-    """Let the passes be those of one of several equal parts of the recorded batch."""
+def _divide(graph: Graph, tasks: Selection, parts: int) -> None:
+    """Let the work be that of one of several equal parts of the recorded batch."""
     size = need_size(recorded_batch(graph), "batch size")
     if size % parts:
         graph.does_not_apply(
             f"a batch of {size} cannot be divided into {parts} micro-batches; choose another number, or "
             "--micro-batch recorded for micro-batches of that size"
         )
-    tasks = passes.work()
     tasks.set(duration_ns=resized_time(graph, tasks, size, size // parts).duration_ns)
 
 
 def _drop_idle_time(tasks: Selection) -> None:
     """Let threads whose work goes to one thread no longer idle behind their part of a step."""
     cpu = tasks.where(kind="cpu")
-    ends = [
-        (cpu.group_by("step", "lane"), cpu.group_by("step")),
-        (cpu.where(phase="backward").group_by("step", "lane"), cpu.where(phase=PASSES[:2]).group_by("step")),
-    ]
-    for (lanes, steps), idle in zip(ends, (ends[0][0], ends[1][1]), strict=True):
-        if len(lanes) > len(steps):
-            idle.last().set(gap_ns=0)
+    backward = cpu.where(phase="backward").group_by("step", "lane")
+    lanes, forward = cpu.group_by("step", "lane"), cpu.where(phase=PASSES[:2]).group_by("step")
+    if len(lanes) > len(cpu.group_by("step")):
+        lanes.last().set(gap_ns=0)
+    if len(backward) > len(forward):
+        forward.last().set(gap_ns=0)
 
 
 def _send(graph: Graph, groups: Groups, nbytes: list[int], times: list[int]) -> None:
     """Send what each pass gives to the GPU that needs it, whose work waits for it."""
-    tasks = groups.tasks
-    device = tasks.where(kind="kernel")
-    work = groups.span(device if len(device) else tasks)
-    first = dict(zip(work.keys, work.first().ids.tolist(), strict=True))
-    last = dict(zip(work.keys, work.last().ids.tolist(), strict=True))
+    device = groups.tasks.where(kind="kernel")
+    work = groups.span(device if len(device) else groups.tasks)
     for back, name, to in ((False, "activations", 1), (True, "gradients", -1)):
-        pairs = [
-            (key, ((key[0][0], key[0][1] + to, back), key[1]))
-            for key in work.keys
-            if key[0][2] == back and 0 <= key[0][1] + to <= len(times)
-        ]
-        between = [min(sender[0][1], receiver[0][1]) for sender, receiver in pairs]
+        sent = [key for key in work.keys if key[0][2] == back and 0 <= key[0][1] + to <= len(times)]
+        taken = work.match(((step, chunk + to, back), batch) for (step, chunk, _), batch in sent)
+        between = [chunk + min(to, 0) for (_, chunk, _), _ in sent]
         graph.insert_after(
-            graph.tasks([last[sender] for sender, _ in pairs]),
+            work.match(sent).last(),
             f"send {name}",
             kind="collective",
             lane=name,
             duration_ns=[times[one] for one in between],
             gap_ns=0,
-            before=[first[to] for _, to in pairs],
+            before=taken.first(),
             collective="send_recv",
             bytes=[nbytes[one] for one in between],
             launched=len(device) > 0,
@@ -383,43 +363,26 @@ def _update(graph: Graph, layers_of_stages: list[set[str]]) -> None:
     if not len(optimizer):
         return
     trained, count = trained_parameters(graph), len(layers_of_stages)
-    times, layer_of = [], dict(zip(optimizer.ids.tolist(), optimizer.layer, strict=True))
+    columns = [getattr(optimizer, name).tolist() for name in ("ids", "layer", "duration_ns", "gap_ns")]
+    spent = []  # of each stage: the time of each task, and that after it
     for layers in layers_of_stages:
         share = trained.part(layers) if trained.elements else (1 / count,) * 2
         joint, time = joint_update(graph, *share)
-        times.append(dict(zip(joint.ids.tolist(), time.tolist(), strict=True)))
+        of_joint = dict(zip(joint.ids.tolist(), time.tolist(), strict=True))
+        own = {None, *layers}
+        spent.append(
+            {
+                task: (of_joint.get(task, ns * (layer in own)), gap * (layer in own))
+                for task, layer, ns, gap in zip(*columns, strict=True)
+            }
+        )
     every = optimizer.group_by("step").with_copies(count - 1)
-    recorded = {step: members for (step, stage), members in every.items() if not stage}
-    was = {step: (members.duration_ns, members.gap_ns) for step, members in recorded.items()}
     for (step, stage), members in every.items():
-        ids = recorded[step].ids.tolist()
-        runs = [layer_of[task] in {None, *layers_of_stages[stage]} for task in ids]
-        spent, gap = (
-            [ns * own for ns, own in zip(column.tolist(), runs, strict=True)] for column in was[step]
-        )
-        of_joint = times[stage]
-        members.set(
-            duration_ns=[of_joint.get(task, ns) for task, ns in zip(ids, spent, strict=True)], gap_ns=gap
-        )
+        times = [spent[stage][task] for task in every[step, 0].ids.tolist()]
+        members.set(duration_ns=[ns for ns, _ in times], gap_ns=[gap for _, gap in times])
     every.arrange([stage for _, stage in every.keys])
     if not trained.elements:
         graph.note("The trace does not list the parameters of layers: each GPU updates an equal part.")
-
-
-def _say(
-    graph: Graph, passes: Passes, time: list[int], stage: list[int], batches: int, micro_batch: str
-) -> None:
-    of_stages = [_where(stage, one) for one in range(max(stage) + 1)]
-    parts = [sum(time[block] for block in blocks) / max(sum(time), 1) for blocks in of_stages]
-    graph.note(
-        f"Blocks of the stages: {listed([str(len(blocks)) for blocks in of_stages])}, with "
-        f"{listed([f'{part:.0%}' for part in parts])} of the passes' time."
-    )
-    if micro_batch == "divided":
-        graph.note(f"The recorded batch is divided into {counted(batches, 'micro-batch', 'micro-batches')}.")
-    else:
-        graph.note(f"Each of {batches} micro-batches is as large as the recorded batch.")
-        graph.covers(batches)
 
 
 def memory(
@@ -433,10 +396,8 @@ def memory(
 ) -> None:
     """Hold on each GPU what its blocks do, of the micro-batches that are on their way."""
     passes = passes_by_block(held.graph)
-    time = passes.time_of_blocks()
     chunks = CHUNKS if schedule == "interleaved" else 1
-    begins = equal_parts(time, stages * chunks)
-    stage = _stage_of_rows(held, passes, [(bisect(begins, block) - 1) % stages for block in range(len(time))])
+    stage = _stage_of_rows(held, passes, [chunk % stages for chunk in passes.chunks(stages * chunks)])
     size = 1 / micro_batches if micro_batch == "divided" else 1.0
     activation = held.where(kind="activation")
     for one in range(stages):
@@ -456,11 +417,7 @@ def memory(
 
 def _stage_of_rows(held: Allocations, passes: Passes, stage_of_block: list[int]) -> Any:
     """Return the GPU that holds each allocation, -1 where nothing tells; int64, shape (rows,)."""
-    stage_of = {
-        layer: stage_of_block[block]
-        for block in range(len(passes.blocks))
-        for layer in passes.layers({block})
-    }
+    stage_of = {layer: stage_of_block[block] for layer, block in passes.layers()}
     found = held["rank"].copy()
     found[:] = [stage_of.get(path or "", -1) for path in held.texts("layer")]
     block, _ = block_of_rows(held, passes.blocks)

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
-from daydream import Graph, GraphError, NotApplicableError, Selection
+from daydream.optimizations._gradient_collectives import FAKE_WORLD, families_of_blocks, refuse_ranks
+
+from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import (
     Argument,
     arguments_now,
@@ -25,9 +27,14 @@ from daydream.costs import (
     work,
 )
 from daydream.memory import Allocations, divide, nearest
-from daydream.model import call_rows, joint_update, repeated_blocks, trained_parameters
+from daydream.model import call_rows, joint_update, trained_parameters
 from daydream.transforms import counted, listed, stages
 
+STAGE = stages.PARALLEL
+EXCLUDES = {"ddp", "fsdp", "p3", "pipeline", "tictac"}
+CODE = "torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)"
+
+LANE = "all-reduce"
 COLUMN, ROW = "column", "row"
 PASS = "rank", "step", "repeat"
 LOOKUPS = ("embedding", "index_select")
@@ -45,18 +52,10 @@ class Task(NamedTuple):
     shapes: str | None
 
 
-class Sum(NamedTuple):
-    """An exchange after a task: `nbytes` are those that a GPU puts in."""
-
-    task: int
-    nbytes: int
-    collective: str = "all_reduce"
-
-
 class Linear(NamedTuple):
-    """A linear layer's call: rows (tokens), inner size and columns of its forward product.
+    """A product with weights: rows (tokens), inner size and columns that it has in the forward pass.
 
-    Its gradients' products have these sizes in other places.
+    The products of its gradients have these sizes in other places.
     """
 
     call: int
@@ -64,41 +63,43 @@ class Linear(NamedTuple):
     sizes: tuple[int, ...]
     kind: str = COLUMN
 
-    def bytes_left(self, degree: int) -> float:
-        """Return the part of a product's bytes that one GPU moves; the same for all three products."""
-        tokens, inner, outer = self.sizes
-        x, weight, y = tokens * inner, inner * outer, tokens * outer
-        whole, divided = (x, weight + y) if self.kind == COLUMN else (y, weight + x)
-        return (whole + divided / degree) / (whole + divided)
 
-
-class Region(NamedTuple):
-    """The tasks of a region, its linear layers, and the width of a head where attention is in it."""
-
-    tasks: list[Task]
-    columns: list[Linear]
-    row: Linear
-    head_width: int | None
+Region = tuple[list[Task], list[Linear], int | None]  # the row layer last; a head's width, None without
 
 
 class Divided:
-    """Tasks of the passes, the part of their FLOP and bytes that each GPU has, and what is added up."""
+    """What GPUs would divide of a transformer's work, and what they would add up.
 
-    def __init__(self, graph: Graph, tasks: Selection, degree: int) -> None:
-        self.graph, self.tasks, self.degree = graph, tasks, degree
-        amounts = work(graph, tasks)
+    Attributes:
+        tasks: the work of the passes.
+        flop: the part of each task's FLOP that is left on a GPU.
+        nbytes: likewise of its bytes.
+        shared: the tasks whose work is divided.
+        sums: exchanges: the task each comes after, the bytes a GPU puts in, the collective.
+        layers: that are divided.
+        kinds: column or row, by the call of each product.
+
+    Raises `NotApplicableError` where no block has attention between linear layers of recorded shapes, and
+    where sizes cannot be divided by the degree.
+    """
+
+    def __init__(self, graph: Graph, degree: int) -> None:
+        blocks = [block for family in families_of_blocks(graph) for block in family]
+        self.on_device = len(graph.select(kind="kernel")) > 0
+        phases = "forward", "loss", "backward"
+        tasks = graph.select(on="gpu" if self.on_device else "cpu", phase=phases)
+        self.graph, self.degree = graph, degree
+        self.tasks = tasks.group_by(block=blocks).tasks.of(tasks.ids, tasks.words)
+        amounts, tasks = work(graph, self.tasks), self.tasks
         columns = tasks.ids, amounts.call, amounts.family, tasks.layer, tasks.dtype, tasks.phase, tasks.shapes
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.of_task = {row[0]: Task(*row) for row in rows}
         self.left: dict[int, tuple[float, float]] = {}  # parts of FLOP and bytes, by task; 1 of others
-        self.sums: list[Sum] = []
+        self.sums: list[tuple[int, int, str]] = []
         self.layers: set[str] = set()
-        self.kinds: dict[int, str] = {}  # column or row, by the call of each product
-        self.in_block: set[int] = set()
+        self.kinds: dict[int, str] = {}
         self.heads: set[int] = set()
         self.key_heads: set[int] = set()
-        self.regions, self.blocks = 0, 0  # in one step
-        self.vocabulary: int | None = None
 
         calls = {task.call for task in self.of_task.values() if task.call >= 0}
         if graph.trace is None or not calls:
@@ -106,109 +107,107 @@ class Divided:
                 "the trace has no shapes of operators; record it with `daydream collect`"
             )
         known = calls_of(graph.trace)
-        arguments = arguments_now(graph, known)
+        arguments, self.sizes = arguments_now(graph, known), dict[int, tuple[int, ...]]()
         place = {call: int(known.which[call]) for call in calls}
         self.arguments = {call: arguments[at] for call, at in place.items()}
         self.operators = {call: operator(known.keys[at][0]) for call, at in place.items()}
-        self.sizes = {call: sizes for call in calls if (sizes := self._sizes(call)) is not None}
+        for call, op in self.operators.items():
+            shapes = _tensors(self.arguments[call][op.first : op.first + 2])
+            if op.is_linear and len(shapes) == 2 and len(shapes[0]) > 1 and len(shapes[1]) == 2:
+                (*tokens, inner), weight = shapes
+                self.sizes[call] = prod(tokens), inner, weight[op.formula != "linear"]
 
-    @property
-    def flop(self) -> Any:
-        """The part of each task's FLOP that is left on a GPU."""
-        return [self.left.get(task, (1.0, 1.0))[0] for task in self.of_task]
+        self._of_vocabulary(self._of_blocks(blocks))
+        parts = [self.left.get(task, (1.0, 1.0)) for task in self.of_task]
+        self.flop: Any = [flop for flop, _ in parts]
+        self.nbytes: Any = [nbytes for _, nbytes in parts]
+        self.shared = graph.tasks([task for task, (flop, _) in self.left.items() if flop < 1])
 
-    @property
-    def nbytes(self) -> Any:
-        """The part of each task's bytes that is left on a GPU."""
-        return [self.left.get(task, (1.0, 1.0))[1] for task in self.of_task]
-
-    def shared(self) -> Selection:
-        """Return the tasks whose work is divided."""
-        return self.graph.tasks([task for task, (flop, _) in self.left.items() if flop < 1])
-
-    def of_blocks(self, blocks: list[str]) -> None:
-        """Divide the regions of all blocks, in all steps and repetitions."""
+    def _of_blocks(self, blocks: list[str]) -> set[int]:
+        """Divide the regions of all blocks, in all steps and repetitions; return the tasks of the blocks."""
         linear: dict[tuple[Any, ...], tuple[int, Linear]] = {}
-        passes = set()
-        for (block, *one), members in self._passes("forward", blocks):
-            passes.add(tuple(one))
-            regions = self._regions(members)
-            self.regions += len(regions)
-            self.blocks += len(regions) > 0
-            if regions:
-                self.in_block |= {task.id for task in members}
-            for number, region in enumerate(regions):
-                self._forward(region)
-                for each in (*region.columns, region.row):
-                    key = block, each.layer, *sorted(each.sizes)
-                    linear[key] = number, each
-        if not linear:
-            raise NotApplicableError(
-                "no block that the model repeats has attention between linear layers of recorded shapes"
-            )
-        self.regions, self.blocks = self.regions // len(passes), self.blocks // len(passes)
-        backward = self._passes("backward", blocks)
-        matched = [self._backward(block, members, linear) for (block, *_), members in backward]
-        if not any(matched) and any(task.phase == "backward" for task in self.of_task.values()):
+        inside: set[int] = set()
+        found, passes, matched = [], set(), not len(self.tasks.where(phase="backward"))
+        for phase in ("forward", "backward"):
+            groups = self.tasks.where(phase=phase).group_by(*PASS, block=blocks)
+            for (block, *one), members in groups.items():
+                tasks = [self.of_task[task] for task in members.ids.tolist()]
+                if phase == "backward":
+                    done = self._backward(block, tasks, linear)
+                    matched |= done
+                else:
+                    regions = self._regions(tasks)
+                    done = len(regions) > 0
+                    passes.add(tuple(one))
+                    found += [len(regions)] * done
+                    for number, region in enumerate(regions):
+                        self._forward(*region)
+                        for each in region[1]:
+                            key = block, each.layer, *sorted(each.sizes)
+                            linear[key] = number, each
+                inside |= {task.id for task in tasks if done}
+            if not linear:
+                raise NotApplicableError(
+                    "no block that the model repeats has attention between linear layers of recorded shapes"
+                )
+        if not matched:
             raise NotApplicableError(
                 "the trace does not say which backward work belongs to which layer; "
                 "record it with `daydream collect`"
             )
-
-    def _passes(self, phase: str, blocks: list[str]) -> list[tuple[Any, list[Task]]]:
-        groups = self.tasks.where(phase=phase).group_by(*PASS, block=blocks)
-        return [(key, self._read(members)) for key, members in groups.items()]
-
-    def _read(self, members: Selection) -> list[Task]:
-        return [self.of_task[task] for task in members.ids.tolist()]
+        self.regions, self.blocks = (each // len(passes) for each in (sum(found), len(found)))  # in a step
+        return inside
 
     def _regions(self, tasks: list[Task]) -> list[Region]:
         """Return the regions of one block's forward pass; none without attention."""
         regions: list[Region] = []
         columns: list[Linear] = []
         begin, width = 0, None
-        seen: set[int] = set()  # a call's pieces on a CPU part to let those of inner calls between them
+        seen = {-1}  # a call's pieces on a CPU part to let those of inner calls between them
         ends = {task.call: place for place, task in enumerate(tasks, 1)}
-        last_attention = max((at for at, task in enumerate(tasks) if self._is_attention(task)), default=-1)
+        attention = {
+            task.call
+            for task in tasks
+            if task.call >= 0 and (task.family == "attention" or self.operators[task.call].is_batched)
+        }
+        last_attention = max((ends[call] for call in attention), default=0)
         for at, task in enumerate(tasks):
-            if task.call < 0 or task.call in seen:
+            call = task.call
+            if call in seen:
                 continue
-            seen.add(task.call)
-            if columns and width is None and self._is_attention(task):
-                first = self.arguments[task.call][-2 if self.operators[task.call].is_batched else 0]
+            seen.add(call)
+            if columns and width is None and call in attention:
+                first = self.arguments[call][-2 if self.operators[call].is_batched else 0]
                 width = first[-1] if isinstance(first, tuple) and first else 0
-            if task.call not in self.sizes:
+            if call not in self.sizes:
                 continue
-            one = Linear(task.call, task.layer, self.sizes[task.call])
+            one = Linear(call, task.layer, self.sizes[call])
             _, inner, outer = one.sizes
             turns = columns and (inner, outer) == (columns[-1].sizes[2], columns[0].sizes[1])
-            if columns and (width is not None or (turns and (inner != outer or at > last_attention))):
-                row = one._replace(kind=ROW)
-                regions.append(Region(tasks[begin : ends[task.call]], columns, row, width))
+            if columns and (width is not None or (turns and (inner != outer or at >= last_attention))):
+                regions.append((tasks[begin : ends[call]], [*columns, one._replace(kind=ROW)], width))
                 columns, width = [], None
             else:
                 begin = begin if columns else at
-                columns = [*columns, one]
-        return regions if any(region.head_width is not None for region in regions) else []
+                columns.append(one)
+        return regions if any(width is not None for *_, width in regions) else []
 
-    def _is_attention(self, task: Task) -> bool:
-        return task.call >= 0 and (task.family == "attention" or self.operators[task.call].is_batched)
-
-    def _forward(self, region: Region) -> None:
-        every = (*region.columns, region.row)
-        self._divide(region.tasks, every)
-        tokens, inner, outer = region.row.sizes
-        self._add_up(region.tasks[-1], tokens * outer)
-        self.layers |= {each.layer for each in every if each.layer}
-        for each in region.columns:
-            self._need_divisible(each.sizes[2], f"output features of {each.layer}")
-        self._need_divisible(inner, f"input features of {region.row.layer}")
-        if region.head_width:
-            self.heads.add(inner // region.head_width)
-            self._need_divisible(inner // region.head_width, "heads of attention")
-            if len(region.columns) > 1:  # queries, keys and values apart: there may be fewer keys
-                least = min(each.sizes[2] for each in region.columns)
-                self.key_heads.add(least // region.head_width)
+    def _forward(self, tasks: list[Task], linear: list[Linear], width: int | None) -> None:
+        *columns, row = linear
+        tokens, inner, outer = row.sizes
+        sizes = [(each.sizes[2], f"output features of {each.layer}") for each in columns]
+        sizes.append((inner, f"input features of {row.layer}"))
+        if width:
+            self.heads.add(inner // width)
+            sizes.append((inner // width, "heads of attention"))
+            if len(columns) > 1:  # queries, keys and values apart: there may be fewer keys
+                self.key_heads.add(min(each.sizes[2] for each in columns) // width)
+        for size, what in sizes:
+            if size % self.degree:
+                raise NotApplicableError(f"{size:,} {what} cannot be divided among {self.degree} GPUs")
+        self._divide(tasks, linear)
+        self._add_up(tasks[-1], tokens * outer)
+        self.layers |= {each.layer for each in linear if each.layer}
 
     def _backward(
         self, block: str, tasks: list[Task], linear: dict[tuple[Any, ...], tuple[int, Linear]]
@@ -223,129 +222,87 @@ class Divided:
         for of_region in products.values():
             begin = [at for at, each in of_region if each.kind == ROW]
             ends = [(at, each) for at, each in of_region if each.kind == COLUMN]
-            if begin and ends:
-                end, last = ends[-1]
-                self._divide(tasks[begin[0] : end + 1], mine)
-                self._divide_biases(tasks, [each for _, each in of_region])
-                self._add_up(tasks[end], last.sizes[0] * last.sizes[1])
-        if products:
-            self.in_block |= {task.id for task in tasks}
+            if not begin or not ends:
+                continue
+            end, last = ends[-1]
+            self._divide(tasks[begin[0] : end + 1], mine)
+            # Sums are gradients of biases; that of the last layer is as long as the output.
+            kinds = {(each.layer, each.kind) for _, each in of_region}
+            for task in tasks:
+                of_layer = [kind for layer, kind in kinds if layer == task.layer]
+                if task.family == "reduction" and len(of_layer) == 1:
+                    self.left[task.id] = (1 / self.degree if of_layer == [COLUMN] else 1.0,) * 2
+            self._add_up(tasks[end], last.sizes[0] * last.sizes[1])
         return bool(products)
 
-    def _divide_biases(self, tasks: list[Task], linear: list[Linear]) -> None:
-        """Divide the sums that are gradients of divided biases; the last layer's is as long as the output."""
-        kinds = {each.layer: each.kind for each in linear}
-        both = {each.layer for each in linear if each.kind != kinds[each.layer]}
-        for task in tasks:
-            if task.family == "reduction" and task.layer in kinds and task.layer not in both:
-                part = 1 / self.degree if kinds[task.layer] == COLUMN else 1.0
-                self.left[task.id] = part, part
-
-    def of_vocabulary(self) -> None:
+    def _of_vocabulary(self, inside: set[int]) -> None:
         """Divide the embedding, the last layer and the loss, where that layer has the embedding's rows."""
-        outside = [task for task in self.of_task.values() if task.id not in self.in_block]
+        outside = [task for task in self.of_task.values() if task.id not in inside]
         calls = sorted({task.call for task in outside if task.call >= 0})
-        lookups = {}  # the shape of the table, and how many indices look its rows up
-        for call in calls:
-            if self.operators[call].name in LOOKUPS:
-                shapes = _tensors(self.arguments[call])
-                lookups[call] = (shapes[0], prod(shapes[-1])) if len(shapes) > 1 else ((), 1)
+        lookups = {  # the shape of the table, and how many indices look its rows up
+            call: (shapes[0], prod(shapes[-1]))
+            for call in calls
+            if self.operators[call].name in LOOKUPS and len(shapes := _tensors(self.arguments[call])) > 1
+        }
         # Where there are as many words as features, shapes do not tell which of the two is meant.
-        tables = [table for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]]
-        width_of = dict(tables)
+        tables = {table for table, _ in lookups.values() if len(table) == 2 and table[0] != table[1]}
         forward = {task.call for task in outside if task.phase == "forward"}
-        sizes = [self.sizes[call] for call in calls if call in forward and call in self.sizes]
-        heads = [each for each in sizes if width_of.get(each[2]) == each[1]]
+        sizes = {call: self.sizes[call] for call in calls if call in self.sizes}
+        heads = [one for call, one in sizes.items() if call in forward and one[:0:-1] in tables]
+        self.vocabulary = len(heads) > 0
         if not heads:
             return
         tokens, width, size = head = heads[-1]
-        self.vocabulary = size
-        products = [
-            Linear(call, None, head) for call in calls if sorted(self.sizes.get(call, ())) == sorted(head)
-        ]
-        words = {call: indices for call, (table, indices) in lookups.items() if table[:1] == (size,)}
-        most = max(words.values(), default=0)  # words, not positions
+        multiplied = {call for call, one in sizes.items() if sorted(one) == sorted(head)}
+        words = {call: indices for call, (table, indices) in lookups.items() if table[0] == size}
+        most = max(words.values())  # words, not positions
         looked_up = {call for call, indices in words.items() if indices == most}
-        multiplied = {product.call for product in products}
         wide = []  # that have the size as that of features, or of rows of a table
         for task in outside:
             shapes = _tensors(parse_shapes(task.shapes) or [])
             if any(size in (shape if len(shape) == 2 else shape[-1:]) for shape in shapes):
                 wide.append(task)
+        products = [Linear(call, None, head) for call in multiplied]
         self._divide([task for task in wide if task.call not in looked_up], products)
         self.layers |= {task.layer for task in wide if task.layer and task.call in looked_up | multiplied}
         for members in self.graph.tasks([task.id for task in wide]).group_by(*PASS):
-            mine = self._read(members)
-            tables_read = [task for task in mine if task.call in looked_up and task.phase == "forward"]
-            forward_, backward = (
-                [task for task in mine if task.call in multiplied and task.phase == phase]
-                for phase in ("forward", "backward")
-            )
-            behind = [task for task in mine if task.phase == "loss"] or forward_
-            if tables_read:
-                self._add_up(tables_read[-1], most * width)
-            if backward:  # of each token the largest logit, the target's and the sum, in 32 bits
-                self._add_up(backward[-1], tokens * width)
-                self.sums += [Sum(task.id, 3 * 4 * tokens) for task in behind[-1:]]
-            elif forward_:
-                self._add_up(forward_[-1], tokens * size // self.degree, "all_gather")
+            last: dict[str, Task] = {}
+            for task in (self.of_task[task] for task in members.ids.tolist()):
+                if task.phase == "loss":
+                    last["loss"] = task
+                elif task.call in multiplied:
+                    last[task.phase or ""] = task
+                elif task.call in looked_up and task.phase == "forward":
+                    last["table"] = task
+            if "table" in last:
+                self._add_up(last["table"], most * width)
+            if "backward" in last:  # of each token the largest logit, the target's and the sum, in 32 bits
+                self._add_up(last["backward"], tokens * width)
+                behind = last.get("loss", last.get("forward"))
+                self.sums += [(behind.id, 3 * 4 * tokens, "all_reduce")] if behind else []
+            elif "forward" in last:
+                self._add_up(last["forward"], tokens * size // self.degree, "all_gather")
 
-    def _divide(self, tasks: list[Task], products: Iterable[Linear]) -> None:
+    def _divide(self, tasks: list[Task], products: list[Linear]) -> None:
         """Leave each GPU its part of the work of tasks, its part of the bytes by the kind of layer."""
         of_call = {product.call: product for product in products}
         for task in tasks:
             nbytes, product = 1 / self.degree, of_call.get(task.call)
             if product is not None and task.family == "matmul":
-                nbytes = product.bytes_left(self.degree)
                 self.kinds[task.call] = product.kind
+                tokens, inner, outer = product.sizes  # of all three products alike: one side stays whole
+                whole, total = tokens * inner, tokens * inner + inner * outer + tokens * outer
+                if product.kind == ROW:
+                    whole = tokens * outer
+                nbytes = (whole + (total - whole) / self.degree) / total
             self.left[task.id] = 1 / self.degree, nbytes
 
     def _add_up(self, task: Task, elements: int, collective: str = "all_reduce") -> None:
-        self.sums.append(Sum(task.id, elements * (itemsize(task.dtype) or 4), collective))
-
-    def _need_divisible(self, size: int, what: str) -> None:
-        if size % self.degree:
-            raise NotApplicableError(f"{size:,} {what} cannot be divided among {self.degree} GPUs")
-
-    def _sizes(self, call: int) -> tuple[int, ...] | None:
-        """Return rows, inner size and columns of a product with a matrix of weights, None for other calls."""
-        op = self.operators[call]
-        factors = self.arguments[call][op.first : op.first + 2]
-        if not op.is_linear or [len(each) > 1 for each in _tensors(factors)] != [True, True]:
-            return None
-        (*rows, inner), right = _tensors(factors)
-        if len(right) != 2:
-            return None
-        return prod(rows), inner, right[0] if op.formula == "linear" else right[1]
+        self.sums.append((task.id, elements * (itemsize(task.dtype) or 4), collective))
 
 
 def _tensors(arguments: Iterable[Argument]) -> list[tuple[int, ...]]:
     return [shape for shape in arguments if isinstance(shape, tuple) and shape]
-
-
-def divided_work(graph: Graph, degree: int) -> Divided:
-    """Return what `degree` GPUs would divide of a transformer's work, and what they would add up.
-
-    Raises `NotApplicableError` where no block has attention between linear layers of recorded shapes, and
-    where sizes cannot be divided by the degree.
-    """
-    graph.select(layer="*").need("layers, by which blocks are found; they are recorded by `daydream collect`")
-    blocks = [block for family in repeated_blocks(graph) for block in family]
-    if not blocks:
-        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
-    on = "gpu" if len(graph.select(kind="kernel")) else "cpu"
-    tasks = graph.select(on=on, phase=("forward", "loss", "backward"))
-    found = Divided(graph, tasks.group_by(block=blocks).tasks.of(tasks.ids, tasks.words), degree)
-    found.of_blocks(blocks)
-    found.of_vocabulary()
-    return found
-
-
-STAGE = stages.PARALLEL
-EXCLUDES = {"ddp", "fsdp", "p3", "pipeline", "tictac"}
-CODE = "torch.distributed.tensor.parallel.parallelize_module(model, mesh, plan)"
-
-LANE = "all-reduce"
 
 
 def tensor_parallel(
@@ -388,65 +345,39 @@ def tensor_parallel(
         raise GraphError(f"degree must be 1 or more, not {degree}")
     if degree == 1:
         graph.does_not_apply("a degree of 1 leaves every product whole")
-    if len(graph.select(kind="collective")):
-        graph.does_not_apply("the trace has collectives: it was recorded with several ranks already")
-    divided = divided_work(graph, degree)
+    refuse_ranks(graph)
+    divided = Divided(graph, degree)
     network = network_of(graph, degree, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
-    tasks, on_device = divided.tasks, len(graph.select(kind="kernel")) > 0
-    if on_device:
+    tasks, shared = divided.tasks, divided.shared
+    if divided.on_device:
         times = retime(graph, tasks, flop_factor=divided.flop, bytes_factor=divided.nbytes)
     else:
         times = scaled_time(graph, tasks, divided.flop)
-    updated = _update_of_parts(graph, divided, degree)
-    shared = divided.shared()
+    optimizer, updated = graph.select(phase="optimizer"), "The trace has no optimizer step."
+    if len(optimizer):
+        share = trained_parameters(graph).part(divided.layers)[1]
+        joint, time = joint_update(graph, 1.0, 1 - share * (1 - 1 / degree))
+        own = optimizer[[layer in divided.layers for layer in optimizer.layer]]
+        own = own.where(kind="kernel" if divided.on_device else "cpu")
+        if len(joint):
+            joint.set(duration_ns=time)
+        if len(own):
+            own.set(duration_ns=scaled_time(graph, own, 1 / degree).duration_ns)
+        updated = f"{share:.0%} of the parameters are divided; the optimizer updates the others on every GPU."
     before = shared.total("duration_ns")
     whole = tasks.total("duration_ns") - before
     tasks.set(duration_ns=times.duration_ns)
     after = shared.total("duration_ns")
 
-    behind = graph.tasks([one.task for one in divided.sums])
-    taken = [network.time_ns(one.collective, one.nbytes) for one in divided.sums]
+    ends, nbytes, collectives = map(list, zip(*divided.sums, strict=True))
+    behind, taken = graph.tasks(ends), list(map(network.time_ns, collectives, nbytes))
     where: dict[str, Any] = {"gap_ns": 0}  # on the stream of the work, as that waits for it
-    if not on_device:
+    if not divided.on_device:
         waits = graph.insert_after(behind, "wait for all-reduce", duration_ns=0)
         where = {"lane": LANE, "launched": False, "before": waits}
-    inserted = graph.insert_after(
-        behind,
-        LANE,
-        kind="collective",
-        duration_ns=taken,
-        collective=[one.collective for one in divided.sums],
-        bytes=[one.nbytes for one in divided.sums],
-        **where,
-    )
-    inserted.set(name=[one.collective.replace("_", "-") for one in divided.sums])
-    _say(graph, divided, degree)
-    graph.note(
-        f"Of the work of all passes in the trace, {before / 1e6:,.3f} ms are divided and take "
-        f"{after / 1e6:,.3f} ms, {whole / 1e6:,.3f} ms stay; sums take {sum(taken) / 1e6:,.3f} ms."
-    )
-    graph.note(updated)
-    graph.note(network.describe())
-
-
-def _update_of_parts(graph: Graph, divided: Divided, degree: int) -> str:
-    """Let the optimizer update a GPU's parts of the divided layers; return what to say of it."""
-    optimizer = graph.select(phase="optimizer")
-    if not len(optimizer):
-        return "The trace has no optimizer step."
-    trained = trained_parameters(graph)
-    share = trained.part(divided.layers)[1]
-    joint, time = joint_update(graph, 1.0, 1 - share * (1 - 1 / degree))
-    own = optimizer[[layer in divided.layers for layer in optimizer.layer]]
-    own = own.where(kind="kernel" if len(graph.select(kind="kernel")) else "cpu")
-    if len(joint):
-        joint.set(duration_ns=time)
-    if len(own):
-        own.set(duration_ns=scaled_time(graph, own, 1 / degree).duration_ns)
-    return f"{share:.0%} of the parameters are divided; the optimizer updates the others on every GPU."
-
-
-def _say(graph: Graph, divided: Divided, degree: int) -> None:
+    given = {"duration_ns": taken, "collective": collectives, "bytes": nbytes}
+    inserted = graph.insert_after(behind, LANE, kind="collective", **given, **where)
+    inserted.set(name=[one.replace("_", "-") for one in collectives])
     heads, few = divided.heads, [one for one in divided.key_heads if one % degree]
     graph.note(
         f"{counted(divided.regions, 'part')} of {counted(divided.blocks, 'transformer block')} are divided "
@@ -457,13 +388,20 @@ def _say(graph: Graph, divided: Divided, degree: int) -> None:
             f"Keys and values have {listed([str(one) for one in sorted(few)])} heads; what GPUs would hold "
             "of them more than once is not counted."
         )
-    if divided.vocabulary is None:
+    if not divided.vocabulary:
         graph.note("No last layer as large as an embedding: what lies outside the blocks stays whole.")
+    graph.note(
+        f"Of the work of all passes in the trace, {before / 1e6:,.3f} ms are divided and take "
+        f"{after / 1e6:,.3f} ms, {whole / 1e6:,.3f} ms stay; sums take {sum(taken) / 1e6:,.3f} ms."
+    )
+    graph.note(updated)
+    graph.note(network.describe())
+    graph.note(FAKE_WORLD.format(degree))
 
 
 def memory(held: Allocations, *, degree: int, **options: Any) -> None:
     """Hold one GPU's part of the divided layers and of what lies between them."""
-    found = divided_work(held.graph, degree)
+    found = Divided(held.graph, degree)
     layer = [path in found.layers for path in held.texts("layer")]
 
     def around(calls: Iterable[int]) -> Any:
@@ -475,7 +413,7 @@ def memory(held: Allocations, *, degree: int, **options: Any) -> None:
     product = zip(around(found.kinds).tolist(), held.texts("phase"), strict=True)
     kept_whole = [found.kinds.get(call) == (ROW if phase == "forward" else COLUMN) for call, phase in product]
     between = held.where(kind=("activation", "temporary")) & ~(kept_whole & ~held.where(kind="gradient"))
-    which = between & (around(call_rows(held.graph, found.shared().ids).tolist()) >= 0)
+    which = between & (around(call_rows(held.graph, found.shared.ids).tolist()) >= 0)
     which |= layer & held.where(kind=("parameter", "gradient", "optimizer_state"))
     which |= layer & held.where(phase="optimizer")
     divide(held, which, degree)

@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(109_510, 55, 10.20),
     "reading and recording": Budget(133_680, 79, 9.50),
-    "knowledge": Budget(201_023, 104, 10.74),
+    "knowledge": Budget(200_556, 104, 10.74),
     "surface": Budget(105_600, 70, 9.70),
     "world": Budget(3_110, 4, 9.91),
     "plan": Budget(10_500, 9, 10.87),

@@ -5,7 +5,7 @@ import pytest
 from daydream.optimizations._hardware import scale
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.pipeline import input_bytes
-from daydream.optimizations.tensor_parallel import divided_work
+from daydream.optimizations.tensor_parallel import Divided
 from graph.small_graphs import kernels, named
 from recorded import Program, of_calls
 from test_model_parallel import transformer
@@ -84,8 +84,8 @@ def test_sums_of_divided_layers_are_those_of_the_larger_batch():
     # 4 tokens of 8 floats become 8, those of the batch of 4.
     recorded, grown = transformer(), transformer()
     batch_size(grown, factor=2)
-    assert {one.nbytes for one in divided_work(recorded, 2).sums} == {4 * 8 * 4}
-    assert {one.nbytes for one in divided_work(grown, 2).sums} == {8 * 8 * 4}
+    assert {nbytes for _, nbytes, _ in Divided(recorded, 2).sums} == {4 * 8 * 4}
+    assert {nbytes for _, nbytes, _ in Divided(grown, 2).sums} == {8 * 8 * 4}
     assert (input_bytes(recorded, "blocks.1"), input_bytes(grown, "blocks.1")) == (4 * 8 * 4, 8 * 8 * 4)
 
 

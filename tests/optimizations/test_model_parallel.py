@@ -2,7 +2,7 @@
 
 import pytest
 from daydream.optimizations.pipeline import equal_parts, in_order, passes_of_stages, pipeline
-from daydream.optimizations.tensor_parallel import divided_work, tensor_parallel
+from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import kernels, named, put
 from recorded import Program, does_not_apply, kernel_ns, makespan, noted
 
@@ -154,7 +154,7 @@ def test_queries_keys_and_values_apart_are_one_part_also_where_all_layers_are_sq
 
 def test_bytes_of_a_layer_are_divided_but_for_its_whole_side():
     graph = transformer()
-    divided = divided_work(graph, 2)
+    divided = Divided(graph, 2)
     part = dict(zip(zip(divided.tasks.layer, divided.tasks.phase, strict=True), divided.nbytes, strict=True))
     # up: 4 x 8 in (whole), 8 x 32 weights and 4 x 32 out (half); down: the other way round
     assert part["blocks.0.up", "forward"] == part["blocks.1.up", "backward"] == (32 + 384 / 2) / 416
