@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -201,12 +201,11 @@ def compare(
     out.emit(found, screen, written=written)
 
 
-def _by_number(path: str) -> list[tuple[bool, int, str]]:
+def _by_number(path: str) -> list[Any]:
     """Sort `run-10` after `run-9`."""
-    return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in re.split(r"(\d+)", path)
-    ]
+    parts: list[Any] = re.split(r"(\d+)", path)
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 @command("verbose", "html", "force", types={"top": SOME})

@@ -94,16 +94,6 @@ class SteadyState(NamedTuple):
             return round(fmean(then.values())) if then else 0
         return round(self.step_ns * sum(then[step] for step in both) / work)
 
-    def nearest_steps(self, after: SteadyState, before_ns: int, after_ns: int) -> tuple[int, int]:
-        """Return the step nearest to two times, here and after a change: the same one where both have it."""
-        now = self.step_times()
-        then = after.step_times()
-        both = [step for step in now if now[step] and step in then]
-        if not both:
-            return self.typical()[0], after.typical()[0]
-        chosen = min(both, key=lambda step: abs(now[step] - before_ns) + abs(then[step] - after_ns))
-        return chosen, chosen
-
 
 def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState:
     """Return the steady state of the covered steps: they are repeated until it is reached, or never will be.

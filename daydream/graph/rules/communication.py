@@ -376,13 +376,11 @@ def transfer_in_fake_world(draft: Draft) -> None:
 
 def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int) -> np.ndarray:
     """Return of each CPU task the kernel of its rank that is launched next, or `places` later; -1 for none."""
-    ranks, found = draft.ranks[draft.lane], np.full(len(tasks), -1)
-    for rank in np.unique(ranks[tasks]):
-        own = kernels[ranks[kernels] == rank]
-        launched = draft.start_ns[draft.launch[own]]
-        order = np.argsort(launched, kind="stable")
-        mine = np.flatnonzero(ranks[tasks] == rank)
-        place = np.searchsorted(launched[order], draft.start_ns[tasks[mine]]) + places
-        known = (place >= 0) & (place < len(own))
-        found[mine[known]] = own[order[place[known]]]
-    return found
+    ranks = draft.ranks[draft.lane]
+    time = draft.start_ns - draft.start_ns.min()
+    time += ranks * (time.max() + 1)  # one rank after the other
+    launched = time[draft.launch[kernels]]
+    order = np.argsort(launched, kind="stable")
+    place = np.searchsorted(launched[order], time[tasks]) + places
+    found = np.append(kernels[order], -1)[place.clip(-1, len(order))]
+    return np.where(ranks[found] == ranks[tasks], found, -1)
