@@ -30,9 +30,8 @@ from daydream.graph.tables import (
     step_rank,
 )
 from daydream.lazy import NotebookFigure
-from daydream.predict.basis import Basis
-from daydream.predict.replay import Replay, Source, as_replay
-from daydream.results import Live, Record
+from daydream.predict.replay import OfStep, Replay, Source, as_replay
+from daydream.results import Record
 from daydream.simulate.steady_state import settle
 from daydream.trace.schema import PHASES
 
@@ -188,16 +187,12 @@ class Blamed(Record):
         return f"stage {self.stage}" if self.rank is None else f"rank {self.rank}"
 
 
-class Blame(Record, NotebookFigure):
+class Blame(OfStep, NotebookFigure):
     """Why a job's step is longer than if all ranks took what is typical; ns a step.
 
     replayed_ns = balanced_ns + others_ns + the cost_ns of all parts.
 
     Attributes:
-        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
-        measured_ns: mean measured step; None where the step without the profiler is estimated.
-        replayed_ns: the step as it is.
-        replay_error: simulated / measured - 1 of that step; None where it is estimated.
         balanced_ns: the step if no rank and no stage took longer than is typical.
         parts: what costs most, the largest first.
         others_ns: what parts that are not named cost together.
@@ -207,10 +202,6 @@ class Blame(Record, NotebookFigure):
         notes: what a reader should know before trusting the figures.
     """
 
-    basis: Basis
-    measured_ns: int | None
-    replayed_ns: int
-    replay_error: float | None
     balanced_ns: int
     parts: list[Blamed]
     others_ns: int = 0
@@ -218,8 +209,6 @@ class Blame(Record, NotebookFigure):
     ns_by_stage: Mapping[str, int] = {}
     ns_by_work: Mapping[str, int] = {}
     notes: Sequence[str] = ()
-
-    replay = Live[Replay]()
 
     def __post_init__(self) -> None:
         """Add the costs up."""

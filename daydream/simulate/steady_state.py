@@ -217,7 +217,7 @@ def _windows_of_ranks(
     None if a rank has no covered step that others follow, or a collective would be inside on
     one rank and outside on another: repeated, it would meet another one.
     """
-    rank_of = graph.ranks[graph.lane]
+    rank_of = graph.rank
     if not np.isin(rank_of[graph.alive & (graph.row >= 0)], list(by_rank)).all():
         return None  # a rank without steps
     shift = _step_shifts(graph, by_rank)
@@ -253,7 +253,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     if len(ranks) < 2:
         return {rank: found[rank] for rank in ranks}
     src, dst = _links(graph)
-    rank = graph.ranks[graph.lane]
+    rank = graph.rank
     if waiting:
         holds = ~graph.in_background[dst] | np.isin(dst, src)
         src = src[holds]
