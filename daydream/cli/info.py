@@ -71,7 +71,7 @@ def _write_anonymous(request: TraceRequest, out: Output) -> None:
     if not same:
         click.echo("note: it does not replay as the trace does; say so in the issue", err=True)
     head = {"trace": request.trace, "anonymous": target, "same": same}
-    out.emit(head, None, written=wrote(target), then=["info", target])
+    out.emit(head, written=wrote(target), then=["info", target])
 
 
 @command("verbose", "output", "html", "no_ranking", "force")
@@ -114,7 +114,7 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
                 *ranked,
                 *(["reload it in the browser: changes are ranked now"] if open_ else []),
             ]
-    out.emit({"trace": request.trace, "page": page.html}, None, written=written)
+    out.emit({"trace": request.trace, "page": page.html}, written=written)
 
 
 class Compare(Changes):
