@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daydream.lazy import regex
 from daydream.results import Predicted
-from daydream.trace.recorded_time import in_fake_world
+from daydream.trace.recorded_time import made_up
 
 if TYPE_CHECKING:
     from daydream.predict.replay import Replay
@@ -107,7 +107,7 @@ def error_text(replay: Replay) -> str:
     """
     error = replay.error if replay.basis_error is None else replay.basis_error
     told = f"replay error {percent(error, signed=True)}"
-    return ", ".join(filter(None, [told, in_fake_world(replay.graph.recorded)]))
+    return ", ".join(filter(None, [told, made_up(replay.graph.recorded)]))
 
 
 def step_change_text(

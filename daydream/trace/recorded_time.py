@@ -90,6 +90,14 @@ def in_fake_world(trace: Trace) -> str | None:
     return world and f"rank {world['rank']}{others} of {world['world_size']:,} in a fake world"
 
 
+def made_up(trace: Trace) -> str | None:
+    """Return in words what a recording is of that does not exist: a GPU, a world; None for others."""
+    gpu = trace.metadata.get("emulated")
+    return (
+        ", ".join(filter(None, [gpu and f"emulated {gpu['device']}", in_fake_world(trace)])) or None
+    )
+
+
 def shared_already(trace: Trace) -> str | None:
     """Return why a trace is not of a whole job on one GPU: of one of several ranks, its share is recorded."""
     if fake := in_fake_world(trace):

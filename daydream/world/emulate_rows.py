@@ -35,16 +35,18 @@ class Cpu(NamedTuple):
 
 
 CPUS = {
-    "slow": Cpu(2_600, 16_000, 4_000, 7_000),
-    "typical": Cpu(1_500, 9_000, 2_000, 4_500),
-    "fast": Cpu(800, 5_000, 1_000, 2_500),
+    # To steps of MobileNet on an H100 and a small GPT on an H200 whose CPUs launched too slowly.
+    "slow": Cpu(6_000, 60_000, 4_000, 6_000),
+    "typical": Cpu(3_000, 25_000, 2_000, 4_500),
+    "fast": Cpu(1_500, 10_000, 1_000, 2_500),
 }
 
 
 def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
     """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
     clock = _Clock(gpu, CPUS[cpu])
-    keep = ~recording.is_kind("blocked")
+    ours = recording.whose_name(lambda name: name == "PythonDispatchMode")
+    keep = ~recording.is_kind("blocked") & ~ours
     recording.columns = {name: column[keep] for name, column in recording.columns.items()}
     start = np.asarray(recording["start_ns"], np.int64)
     end = start + recording["duration_ns"]
@@ -90,7 +92,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     place = {name: int(recording[name][first]) for name in ("pid", "tid")}
     recording.columns = {name: column[~called] for name, column in recording.columns.items()}
     _append(recording, clock.rows, place)
-    recording.memory = clock.memory()
+    recording.memory = clock.memory(**place)
     device = gpu.device
     recording.metadata["devices"] = [
         {
@@ -162,8 +164,8 @@ class _Clock:
         times = {"start_ns": start, "duration_ns": duration}
         self.rows.append({"kind": kind, "name": name, **times, **others})
 
-    def memory(self) -> MemoryEvents | None:
-        """Return what was allocated and freed while calls were noted."""
+    def memory(self, **thread: int) -> MemoryEvents | None:
+        """Return what was allocated and freed while calls were noted, on this thread (`pid`, `tid`)."""
         events = self.gpu.memory
         if not events:
             return None
@@ -178,6 +180,7 @@ class _Clock:
                 "address": key,
                 "bytes": nbytes,
                 "allocated_bytes": held,
+                **{name: np.full(len(number), one, np.int64) for name, one in thread.items()},
             }
         )
 
