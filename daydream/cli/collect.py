@@ -101,7 +101,7 @@ def collect(
         "problems": done.problems,
     }
     if done.path is None:
-        out.emit(result, None)
+        out.emit(result)
         return done.exit_code or DaydreamError.exit_code
     unrest = None
     # The replay is kept in the user's cache: the suggestions, and the first question, need it.
@@ -118,16 +118,17 @@ def collect(
     ):  # else somebody wants to be done
         found = suggestions(done.path)
     about = {}
+    lines = wrote(done.path)
     if out.as_json:
         from daydream.trace.trace import Trace
 
         about = _about(Trace.load(done.path), done.path)
         about["notes"] = [*about["notes"], *filter(None, [unrest])]
         about["suggestions"] = None if found is None else list(found.entries)
-    lines = [*wrote(done.path), *([] if found is None or out.as_json else found.lines(done.path))]
+    elif found is not None:
+        lines += found.lines(done.path)
     out.emit(
         {**result, **about},
-        None,
         written=lines,
         then=["info", str(done.path)],
     )
@@ -235,12 +236,11 @@ def import_(
         "step_source": trace.metadata.get("step_source"),
         **about,
     }
-    then = ["info", str(target)]
     out.emit(
         result,
         lambda: imported(trace, kinds),
         written=wrote(target),
-        then=then,
+        then=["info", str(target)],
     )
 
 
@@ -295,7 +295,6 @@ def example(out: Output, name: str | None) -> None:
     )
     out.emit(
         {"example": name, "path": str(target), "bytes": len(content)},
-        None,
         written=wrote(target),
         then=[word.format(target) for word in EXAMPLES[name][1].split()],
     )

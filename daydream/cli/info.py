@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -71,7 +71,7 @@ def _write_anonymous(request: TraceRequest, out: Output) -> None:
     if not same:
         click.echo("note: it does not replay as the trace does; say so in the issue", err=True)
     head = {"trace": request.trace, "anonymous": target, "same": same}
-    out.emit(head, None, written=wrote(target), then=["info", target])
+    out.emit(head, written=wrote(target), then=["info", target])
 
 
 @command("verbose", "output", "html", "no_ranking", "force")
@@ -114,7 +114,7 @@ def report(request: TraceRequest, out: Output, *, open_: bool = False) -> None:
                 *ranked,
                 *(["reload it in the browser: changes are ranked now"] if open_ else []),
             ]
-    out.emit({"trace": request.trace, "page": page.html}, None, written=written)
+    out.emit({"trace": request.trace, "page": page.html}, written=written)
 
 
 class Compare(Changes):
@@ -201,12 +201,11 @@ def compare(
     out.emit(found, screen, written=written)
 
 
-def _by_number(path: str) -> list[tuple[bool, int, str]]:
+def _by_number(path: str) -> list[Any]:
     """Sort `run-10` after `run-9`."""
-    return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in re.split(r"(\d+)", path)
-    ]
+    parts: list[Any] = re.split(r"(\d+)", path)
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 @command("verbose", "html", "force", types={"top": SOME})

@@ -55,7 +55,7 @@ class Output:
     def emit(
         self,
         result: Any,
-        screen: Callable[[], str | Sequence[Block]] | None,
+        screen: Callable[[], str | Sequence[Block]] | None = None,
         *,
         written: Sequence[str] = (),
         then: Sequence[str] = (),
@@ -65,7 +65,7 @@ class Output:
 
         Args:
             result: an object with `to_json`, or what that returns.
-            screen: makes the text or view that is printed where no JSON is wanted; None for none.
+            screen: makes the text or view that is printed where no JSON is wanted, if any.
             written: a line for each file that was written.
             then: the words of the next command; left out with JSON.
             **head: what JSON begins with.

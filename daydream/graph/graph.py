@@ -170,6 +170,11 @@ class Graph(NotebookTables):
         """The rank of each lane: int64, shape (lanes,); of a graph without lanes, one 0."""
         return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
 
+    @property
+    def rank(self) -> np.ndarray:
+        """The rank of each task's lane: int64, shape (ids,)."""
+        return self.ranks[self.lane]
+
     def of_rows(self, *kinds: str) -> np.ndarray:
         """Return whether each task is a piece of a row of these kinds (`runtime`, ...): bool, shape (ids,)."""
         return np.append(self.recorded.is_kind(*kinds), False)[self.row]

@@ -301,7 +301,7 @@ class Selection(NotebookTables):
         tasks of `by` on that lane part it.
         """
         graph = self.graph
-        lanes = graph.lane if on_lane else graph.ranks[graph.lane]
+        lanes = graph.lane if on_lane else graph.rank
         place = np.empty(graph.size, np.int64)  # by lane or rank, and then in program order
         place[graph.ids] = np.arange(len(graph.ids)) + lanes[graph.ids] * np.int64(graph.size)
         before = np.searchsorted(np.sort(place[by.ids]), place[self.ids])

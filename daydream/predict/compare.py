@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from math import atan, copysign, cos, inf, pi, sin, sqrt
+from math import atan, cos, pi, sin, sqrt
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -486,8 +486,9 @@ def compare_series(sources: Sequence[Source | Replay], names: Sequence[str]) -> 
     sides = [_recorded(each, set()) for each in found]
     runs = [Run(name, side.step_ns or 0) for name, side in zip(names, sides, strict=True)]
     steps = [run.step_ns for run in runs]
-    ranges = [((side.high_ns or 0) - (side.low_ns or 0)) / OF_FOUR_IN_FIVE for side in sides]
-    least = fmean(each**2 / side.steps for each, side in zip(ranges, sides, strict=True))
+    ranges = [(side.high_ns or 0) - (side.low_ns or 0) for side in sides]
+    deviations = np.array(ranges) / OF_FOUR_IN_FIVE
+    least = float(np.mean(deviations**2 / [side.steps for side in sides]))
     spans = [slice(first, end) for end in range(2, len(runs) + 1) for first in range(1, end)]
     tried = [_shift("step", steps, span, least, len(spans)) for span in spans]
     shift = min(tried, key=lambda each: (each.chance, -each.change_ns))
@@ -496,17 +497,13 @@ def compare_series(sources: Sequence[Source | Replay], names: Sequence[str]) -> 
     span = spans[tried.index(shift)]
     for run in runs[span]:
         run.slow = True
-    amounts = [Counter[str]() for _ in sides]
-    for amount, side in zip(amounts, sides, strict=True):
+    amounts = defaultdict[str, list[int]](lambda: [0] * len(runs))
+    for place, side in enumerate(sides):
         for work in work_of(side.graph, cpu=not side.on_device):
-            amount[work.operator or work.name] += round(work.ns)
-    operators = [
-        each
-        for name in set().union(*amounts)
-        if (each := _shift(name, [amount[name] for amount in amounts], span, 0.0, 1)).chance
-        <= CHANCE
-        and each.change_ns >= SHARE * shift.change_ns
-    ]
+            amounts[work.operator or work.name][place] += round(work.ns)
+    shifts = [_shift(name, times, span, 0.0, 1) for name, times in amounts.items()]
+    least_ns = SHARE * shift.change_ns
+    operators = [each for each in shifts if each.chance <= CHANCE and each.change_ns >= least_ns]
     operators.sort(key=lambda each: (-each.change_ns, each.name))
     return Series(runs, runs[span.start].name, shift, operators, found[0].basis)
 
@@ -516,14 +513,10 @@ def _shift(name: str, times: Sequence[float], slow: slice, least: float, tried: 
     after = times[slow]
     before = [*times[: slow.start], *times[slow.stop :]]
     change = fmean(after) - fmean(before)
-    within = sum((each - fmean(of)) ** 2 for of in (before, after) for each in of)
+    within = sum(len(of) * pvariance(of) for of in (before, after))
     freedom = len(times) - 2
-    variance = max(within / freedom, least)
-    t = (
-        change / sqrt(variance * (1 / len(before) + 1 / len(after)))
-        if variance
-        else copysign(inf, change)
-    )
+    variance = max(within / freedom, least, 1e-300)  # above 0 where all take the same
+    t = change / sqrt(variance * (1 / len(before) + 1 / len(after)))
     return Shift(
         name, round(fmean(before)), round(fmean(after)), round(change), round(sqrt(variance)),
         min(tried * student(t, freedom), 1.0),

@@ -9,12 +9,12 @@ bends, something else has begun to decide: that is its knee.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daydream.arrays import distinct
+from daydream.arrays import distinct, unique
 from daydream.costs.kernel_names import family
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -30,9 +30,8 @@ from daydream.graph.tables import (
     step_rank,
 )
 from daydream.lazy import NotebookFigure
-from daydream.predict.basis import Basis
-from daydream.predict.replay import Replay, Source, as_replay
-from daydream.results import Live, Record
+from daydream.predict.replay import OfStep, Replay, Source, as_replay
+from daydream.results import Record
 from daydream.simulate.steady_state import settle
 from daydream.trace.schema import PHASES
 
@@ -188,16 +187,12 @@ class Blamed(Record):
         return f"stage {self.stage}" if self.rank is None else f"rank {self.rank}"
 
 
-class Blame(Record, NotebookFigure):
+class Blame(OfStep, NotebookFigure):
     """Why a job's step is longer than if all ranks took what is typical; ns a step.
 
     replayed_ns = balanced_ns + others_ns + the cost_ns of all parts.
 
     Attributes:
-        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
-        measured_ns: mean measured step; None where the step without the profiler is estimated.
-        replayed_ns: the step as it is.
-        replay_error: simulated / measured - 1 of that step; None where it is estimated.
         balanced_ns: the step if no rank and no stage took longer than is typical.
         parts: what costs most, the largest first.
         others_ns: what parts that are not named cost together.
@@ -207,10 +202,6 @@ class Blame(Record, NotebookFigure):
         notes: what a reader should know before trusting the figures.
     """
 
-    basis: Basis
-    measured_ns: int | None
-    replayed_ns: int
-    replay_error: float | None
     balanced_ns: int
     parts: list[Blamed]
     others_ns: int = 0
@@ -218,8 +209,6 @@ class Blame(Record, NotebookFigure):
     ns_by_stage: Mapping[str, int] = {}
     ns_by_work: Mapping[str, int] = {}
     notes: Sequence[str] = ()
-
-    replay = Live[Replay]()
 
     def __post_init__(self) -> None:
         """Add the costs up."""
@@ -249,72 +238,67 @@ def blame(source: Replay | Source) -> Blame:
     """
     replay = as_replay(source)
     graph = replay.graph
-    by_rank: dict[int, list[int]] = {}
-    for number in np.flatnonzero(covered_steps(graph)).tolist():
-        by_rank.setdefault(step_rank(graph.steps[number]), []).append(number)
-    ranks = sorted(by_rank)
+    rank_of = np.array([step_rank(step) for step in graph.steps])
+    covered = np.flatnonzero(covered_steps(graph))
+    ranks = unique(rank_of[covered])
     if len(ranks) < 2:
         raise NotApplicableError(
             "one rank was recorded, and who delays whom shows among several: import their traces together"
         )
-    shape = (min(map(len, by_rank.values())), len(ranks), len(WORK))
+    by_rank = [covered[rank_of[covered] == rank] for rank in ranks]
+    table = np.stack([steps[: min(map(len, by_rank))] for steps in by_rank], axis=1)
     places = np.full(len(graph.steps) + 1, -1)
-    for column, rank in enumerate(ranks):
-        places[by_rank[rank][: shape[0]]] = np.arange(shape[0]) * len(ranks) + column
+    places[table] = np.arange(table.size).reshape(table.shape)
     links = graph.links
     outside = np.flatnonzero(links["cause"] == Cause.OUTSIDE)  # waits for workers, disks, timers
     place = places[np.append(graph.step, graph.step[links["dst"][outside]])]
     work = np.append(_work_of(graph), np.zeros(len(outside), np.int64))
     cell = np.where(np.minimum(place, work) < 0, -1, place * len(WORK) + work)
     ns = np.append(graph.duration_ns + graph.gap_ns, links["latency_ns"][outside])
-    spent = np.bincount(cell + 1, ns, np.prod(shape) + 1)[1:].reshape(shape)
+    spent = np.bincount(cell + 1, ns, table.size * len(WORK) + 1)[1:].reshape(*table.shape, -1)
+    # Units are ranks, then stages: columns that belong to each, what it takes, by how much that is longer.
+    stages = np.unique(_stages(graph, ranks.tolist()), return_inverse=True)[1]
+    members = [np.flatnonzero(stages == stage) for stage in range(max(stages) + 1)]
+    typical = np.stack([_typical(spent[:, each]) for each in members], axis=1)
+    among = np.broadcast_to(_typical(typical)[:, None], typical.shape)
+    own = np.append(spent, typical, axis=1)
+    longer = (own - np.append(typical[:, stages], among, axis=1)).clip(0)
+    factor = 1 - longer / own.clip(1)
+    mean = np.rint(longer.mean(axis=0))
+    members = [*np.arange(len(ranks))[:, None], *members]
 
-    def step_ns(parts: Sequence[Any]) -> int:
-        """Return the job's step without some parts."""
-        factors = np.ones(shape)
-        for members, kind, factor in parts:
-            factors[:, members, kind] *= factor[:, None]
-        times = np.append(factors, 1.0)[cell]
-        own = times[: graph.size]
-        twin = graph.retimed(np.rint(graph.duration_ns * own), np.rint(graph.gap_ns * own))
-        if (times[graph.size :] < 1).any():
-            latency = links["latency_ns"].copy()
-            latency[outside] = np.rint(latency[outside] * times[graph.size :])
-            twin.links.put("latency_ns", latency)
+    def step_ns(parts: Iterable[Sequence[int]]) -> int:
+        """Return the job's step without some parts: units and their kinds of work."""
+        left = np.ones(spent.shape)
+        for unit, kind in parts:
+            left[:, members[unit], kind] *= factor[:, unit, kind, None]
+        share = np.append(left, 1.0)[cell]
+        times = np.stack([graph.columns[name] for name in COSTS]) * share[: graph.size]
+        twin = graph.retimed(*np.rint(times))
+        if (share[graph.size :] < 1).any():
+            twin.links.write("latency_ns", outside, np.rint(ns * share)[graph.size :])
         return replay.settled.mean_after(settle(twin))
 
-    stages = np.unique(_stages(graph, ranks), return_inverse=True)[1]
-    everywhere = [np.flatnonzero(stages == stage) for stage in range(max(stages) + 1)]
-    typical = [_typical(spent[:, members]) for members in everywhere]
-    compared: list[Any] = [
-        ([column], rank, spent[:, column], typical[stages[column]])
-        for column, rank in enumerate(ranks)
-    ]
-    among = _typical(np.stack(typical, axis=1))
-    compared += [(each, None, own, among) for each, own in zip(everywhere, typical, strict=True)]
     now = replay.basis_ns
-    every = []
     found = []
-    for members, who, own, usual in compared:
-        longer = (own - usual).clip(0)
-        for kind, name in enumerate(WORK):
-            every.append((members, kind, 1 - longer[:, kind] / own[:, kind].clip(1)))
-            mean = round(longer[:, kind].mean())
-            if mean >= SMALLEST * now:
-                found.append((Blamed(who, int(stages[members[0]]), name, mean), every[-1]))
+    for unit, kind in np.argwhere(mean >= SMALLEST * now).tolist():
+        who = int(ranks[unit]) if unit < len(ranks) else None, int(stages[members[unit][0]])
+        found.append((Blamed(*who, WORK[kind], int(mean[unit, kind])), (unit, kind)))
     found = sorted(found, key=lambda each: -each[0].longer_ns)[:MOST]
     for each, part in found:
         each.saving_ns = now - step_ns([part])
     found.sort(key=lambda each: -each[0].saving_ns)
     for order in (found, found[::-1]):
-        steps = [now, *(step_ns([part for _, part in order[: 1 + n]]) for n in range(len(order)))]
-        for (each, _), before, after in zip(order, steps, steps[1:], strict=False):
-            each.cost_ns += before - after
+        before = now
+        for count, (each, _) in enumerate(order, 1):
+            each.cost_ns += before
+            before = step_ns([part for _, part in order[:count]])
+            each.cost_ns -= before
     parts = [each.but(cost_ns=each.cost_ns // 2) for each, _ in found]
     parts.sort(key=lambda each: -each.cost_ns)
     return Blame(
         **replay.basis_figures,
-        balanced_ns=step_ns(every),
+        balanced_ns=step_ns(np.ndindex(mean.shape)),
         parts=parts,
         notes=[*replay.notes],
     ).having(replay=replay)
@@ -336,12 +320,13 @@ def _work_of(graph: Graph) -> np.ndarray:
 def _stages(graph: Graph, ranks: Sequence[int]) -> list[int]:
     """Return the stage of each rank: one more than that of the rank whose message it waits for first, else 0."""
     trace = graph.recorded
-    first: dict[int, int | None] = {}
-    rows = np.flatnonzero(trace.is_kind("collective")).tolist() if len(trace) else []
+    rows = np.flatnonzero(trace.is_kind("collective"))
     columns = [trace.values(name, rows) for name in ("rank", "collective", "peer")]
-    for rank, operation, peer in zip(*columns, strict=True):
-        if operation in ("send", "recv"):
-            first.setdefault(rank, peer if operation == "recv" else None)
+    first = {
+        rank: peer if operation == "recv" else None
+        for rank, operation, peer in reversed([*zip(*columns, strict=True)])
+        if operation in ("send", "recv")
+    }
     found = []
     for rank in ranks:
         stage = 0

@@ -286,7 +286,18 @@ class Prediction(Changed, NotebookFigure, eq=False):
 
         It is the one that is nearest to the headline's two times.
         """
-        return self.replay.settled.nearest_steps(self.after, self.replayed_ns, self.simulated_ns)
+        settled = self.replay.settled
+        now = settled.step_times()
+        then = self.after.step_times()
+        off = {
+            step: abs(ns - self.replayed_ns) + abs(then[step] - self.simulated_ns)
+            for step, ns in now.items()
+            if ns and step in then
+        }
+        if not off:
+            return settled.typical()[0], self.after.typical()[0]
+        chosen = min(off, key=off.__getitem__)
+        return chosen, chosen
 
     def to_pandas(self) -> pd.DataFrame:
         """Return where a step's time goes, before and after in ns: a row per cause and per phase."""

@@ -11,12 +11,11 @@ from msgspec import field
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.lazy import NotebookFigure
-from daydream.predict.basis import Basis
 from daydream.predict.curves import Curve, curves
 from daydream.predict.explain import bound_now
 from daydream.predict.notes import preference
 from daydream.predict.prediction import Changed, predict
-from daydream.predict.replay import Replay, Source, as_replay
+from daydream.predict.replay import OfStep, Replay, Source, as_replay
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import Bound
 from daydream.transforms import stages
@@ -87,7 +86,7 @@ class LeftOut(Record):
     reason: str
 
 
-class Ranking(Record, NotebookFigure, eq=False):
+class Ranking(OfStep, NotebookFigure, eq=False):
     """Optimizations by what they save, most first; the same for pairs; and what was left out, and why.
 
     `by` memory they are sorted by the peak of what they hold, least first.
@@ -95,10 +94,6 @@ class Ranking(Record, NotebookFigure, eq=False):
     `curves` tell how the step depends on each part of the work; see `daydream.predict.curves`.
 
     Attributes:
-        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
-        measured_ns: mean measured step; None where the step without the profiler is estimated.
-        replayed_ns: the step without a change.
-        replay_error: simulated / measured - 1 of that step; None where it is estimated.
         bound: what bounds the step now.
         bound_share: its share of the critical path; 0 where two sides bound it.
         optimizations: a row for each change.
@@ -116,10 +111,6 @@ class Ranking(Record, NotebookFigure, eq=False):
 
     """
 
-    basis: Basis
-    measured_ns: int | None
-    replayed_ns: int
-    replay_error: float | None
     bound: Bound
     bound_share: float
     optimizations: list[Ranked] = field(name="changes")
@@ -128,8 +119,6 @@ class Ranking(Record, NotebookFigure, eq=False):
     curves: list[Curve]
     notes: list[str]
     by: By = "time"
-
-    replay = Live[Replay]()
 
     @property
     def left_out(self) -> dict[str, str]:

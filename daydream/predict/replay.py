@@ -35,7 +35,7 @@ from daydream.predict.basis import (
     without_start_up,
 )
 from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
-from daydream.results import Record
+from daydream.results import Live, Record
 from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
@@ -327,6 +327,24 @@ class Replay(NotebookFigure):
     def to_json(self) -> dict[str, Any]:
         """Return the object `replay --json` prints, without the trace's name."""
         return self.figures().to_json()
+
+
+class OfStep(Record):
+    """An answer about the step that a replay chose; ns a step.
+
+    Attributes:
+        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
+        measured_ns: mean measured step; None where the step without the profiler is estimated.
+        replayed_ns: the same step, replayed, without a change.
+        replay_error: simulated / measured - 1 of that step, before calibration; None where it is estimated.
+    """
+
+    basis: Basis
+    measured_ns: int | None
+    replayed_ns: int
+    replay_error: float | None
+
+    replay = Live[Replay]()
 
 
 def _collectives(result: Replay) -> list[dict[str, Any]]:

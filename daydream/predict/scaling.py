@@ -20,13 +20,12 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
-from daydream.predict.basis import Basis
 from daydream.predict.contention_option import MEASURED, Choice, Option, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
-from daydream.predict.replay import Replay, Source, as_replay
-from daydream.results import Live, Record
+from daydream.predict.replay import OfStep, Replay, Source, as_replay
+from daydream.results import Record
 from daydream.simulate.critical_path import Bound
 from daydream.simulate.ranks import slowdown_of
 from daydream.simulate.steady_state import SETTLED
@@ -77,14 +76,10 @@ class Scaled(Record):
     memory: MemoryPrediction | None = None
 
 
-class Scaling(Record, NotebookFigure, eq=False):
+class Scaling(OfStep, NotebookFigure, eq=False):
     """Steps by number of workers, throughput and efficiency being relative to one.
 
     Attributes:
-        basis: which step this is about: `unprofiled`, `estimated` or `recorded`.
-        measured_ns: mean measured step; None where the step without the profiler is estimated.
-        replayed_ns: the same step, replayed.
-        replay_error: simulated / measured - 1 of that step, before calibration; None where it is estimated.
         recorded_workers: how many workers there were when the trace was made.
         alone_ns: the step of one worker.
         network: what joins the workers.
@@ -101,10 +96,6 @@ class Scaling(Record, NotebookFigure, eq=False):
 
     """
 
-    basis: Basis
-    measured_ns: int | None
-    replayed_ns: int
-    replay_error: float | None
     recorded_workers: int
     alone_ns: int
     network: str = ""
@@ -112,8 +103,6 @@ class Scaling(Record, NotebookFigure, eq=False):
     contention: Choice | None = None
     rows: list[Scaled] = field(name="workers", default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    replay = Live[Replay]()
 
     def __repr__(self) -> str:
         last = self.rows[-1]

@@ -94,16 +94,6 @@ class SteadyState(NamedTuple):
             return round(fmean(then.values())) if then else 0
         return round(self.step_ns * sum(then[step] for step in both) / work)
 
-    def nearest_steps(self, after: SteadyState, before_ns: int, after_ns: int) -> tuple[int, int]:
-        """Return the step nearest to two times, here and after a change: the same one where both have it."""
-        now = self.step_times()
-        then = after.step_times()
-        both = [step for step in now if now[step] and step in then]
-        if not both:
-            return self.typical()[0], after.typical()[0]
-        chosen = min(both, key=lambda step: abs(now[step] - before_ns) + abs(then[step] - after_ns))
-        return chosen, chosen
-
 
 def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState:
     """Return the steady state of the covered steps: they are repeated until it is reached, or never will be.
@@ -227,7 +217,7 @@ def _windows_of_ranks(
     None if a rank has no covered step that others follow, or a collective would be inside on
     one rank and outside on another: repeated, it would meet another one.
     """
-    rank_of = graph.ranks[graph.lane]
+    rank_of = graph.rank
     if not np.isin(rank_of[graph.alive & (graph.row >= 0)], list(by_rank)).all():
         return None  # a rank without steps
     shift = _step_shifts(graph, by_rank)
@@ -263,7 +253,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     if len(ranks) < 2:
         return {rank: found[rank] for rank in ranks}
     src, dst = _links(graph)
-    rank = graph.ranks[graph.lane]
+    rank = graph.rank
     if waiting:
         holds = ~graph.in_background[dst] | np.isin(dst, src)
         src = src[holds]

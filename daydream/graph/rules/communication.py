@@ -77,7 +77,7 @@ LAST_ARRIVAL = "last arrival"  # what joins the arrivals of a collective
 def match_ranks(draft: Draft) -> None:
     """Match the collectives of several ranks and let each transfer begin with the last arrival."""
     tasks = np.flatnonzero(draft.kind == COLLECTIVE)
-    if len(unique(draft.ranks[draft.lane[tasks]])) < 2 or "fake_world" in draft.trace.metadata:
+    if len(unique(draft.rank[tasks])) < 2 or "fake_world" in draft.trace.metadata:
         return
     matched = match_collectives(draft.trace)
     if not len(matched):
@@ -208,7 +208,7 @@ def run_on_threads(draft: Draft) -> None:
     calls = np.where(call >= 0, draft.task_of_row[call], -1)
     for column in (draft.step, draft.phase, draft.layer):
         column[tasks] = np.where(calls >= 0, column[calls], -1)
-    runs = Runs(tasks, calls, draft.ranks[draft.lane[tasks]], draft.step[tasks], begun[rows])
+    runs = Runs(tasks, calls, draft.rank[tasks], draft.step[tasks], begun[rows])
     known = np.flatnonzero((runs.call >= 0) & (runs.step >= 0))
     number, task, begin = _find_waits(draft, runs, known)
     tasks = runs.task[number]
@@ -345,7 +345,7 @@ def transfer_in_fake_world(draft: Draft) -> None:
     lanes = dict[Lane, int]()
     lane, names = [], []
     asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
-    for rank, group, operation, peer in zip(draft.ranks[draft.lane[tasks]], *asked, strict=True):
+    for rank, group, operation, peer in zip(draft.rank[tasks], *asked, strict=True):
         where = described.get(group) or f"group {group}"
         name = f"{where} {operation} {peer}" if operation in ("send", "recv") else where
         made = Lane(name, int(rank), on_device=True, host=not len(kernels))
@@ -376,13 +376,11 @@ def transfer_in_fake_world(draft: Draft) -> None:
 
 def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int) -> np.ndarray:
     """Return of each CPU task the kernel of its rank that is launched next, or `places` later; -1 for none."""
-    ranks, found = draft.ranks[draft.lane], np.full(len(tasks), -1)
-    for rank in np.unique(ranks[tasks]):
-        own = kernels[ranks[kernels] == rank]
-        launched = draft.start_ns[draft.launch[own]]
-        order = np.argsort(launched, kind="stable")
-        mine = np.flatnonzero(ranks[tasks] == rank)
-        place = np.searchsorted(launched[order], draft.start_ns[tasks[mine]]) + places
-        known = (place >= 0) & (place < len(own))
-        found[mine[known]] = own[order[place[known]]]
-    return found
+    ranks = draft.rank
+    time = draft.start_ns - draft.start_ns.min()
+    time += ranks * (time.max() + 1)  # one rank after the other
+    launched = time[draft.launch[kernels]]
+    order = np.argsort(launched, kind="stable")
+    place = np.searchsorted(launched[order], time[tasks]) + places
+    found = np.append(kernels[order], -1)[place.clip(-1, len(order))]
+    return np.where(ranks[found] == ranks[tasks], found, -1)

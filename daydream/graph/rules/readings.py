@@ -61,7 +61,7 @@ def read_pauses(draft: Draft) -> None:
     )  # at most
     gap = np.where(draft.gap_doubt, 0, draft.gap_ns)  # what has both readings already
     inside = np.where(draft.doubt, 0, inside)
-    ranks = draft.ranks[draft.lane]
+    ranks = draft.rank
     off = off_cpu(draft)
     for lane in draft.threads():
         tasks = draft.on(lane)[:-1]  # nothing follows the last one

@@ -505,7 +505,7 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     unknown = told == NO_ID
     names = draft.trace.values("name", blocked.row)
     alone = np.array([FOR_OTHERS.search(name) is not None for name in names], bool)
-    rank = (draft.ranks[draft.lane] == draft.lanes[lane].rank) & (draft.lane != lane)
+    rank = (draft.rank == draft.lanes[lane].rank) & (draft.lane != lane)
     worked = Coverage(draft.start_ns[rank], draft.end_ns[rank]).within(blocked.begin, blocked.end)
     doubtful = unknown & ~alone & (worked >= COVERED_SHARE * blocked.length)
     waker = np.full(len(told), -1)

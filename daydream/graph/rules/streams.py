@@ -448,7 +448,7 @@ def measure_latencies(draft: Draft) -> None:
         limit = np.where(last_is_launch, LARGEST_LATENCY_NS, LARGEST_STARTUP_NS)
         late = (rest > limit) & has_launch
         beside = late & ~last_is_event
-        rank = draft.ranks[draft.lane[tasks]]
+        rank = draft.rank[tasks]
         for each in unique(rank[beside]).tolist():
             worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
             beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)

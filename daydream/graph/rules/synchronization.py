@@ -104,7 +104,7 @@ def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     """
     lanes = np.array([-1, *(lane for lane, _ in draft.streams())])
     ended = _ended(draft, np.repeat(lanes, len(calls)), np.tile(calls, len(lanes)))
-    same_rank = draft.ranks[lanes][:, None] == draft.ranks[draft.lane[calls]]
+    same_rank = draft.ranks[lanes][:, None] == draft.rank[calls]
     return lanes, np.where(same_rank, ended.reshape(same_rank.shape), 0)
 
 
@@ -130,7 +130,7 @@ def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
     records = draft.calls_named(EVENT_RECORD.search)
     record_of = dict(zip(draft.units(draft.row[records]).tolist(), records.tolist(), strict=True))
     found = []
-    ranks = draft.ranks[draft.lane[calls]]
+    ranks = draft.rank[calls]
     for rank, unit in zip(ranks.tolist(), draft.units(draft.row[calls]).tolist(), strict=True):
         stream, waited, record = said.get(unit, (-1, -1, -1))
         task = record_of.get(record, -1) if record >= 0 else -1
@@ -183,7 +183,7 @@ def _event_syncs(draft: Draft) -> Waits:
     calls = draft.calls_named(EVENT_SYNC.search)
     records = draft.calls_named(EVENT_RECORD.search)
     order = draft.order
-    ranks = draft.ranks[draft.lane]
+    ranks = draft.rank
     lanes = _launched_last(draft, records)
     ended = np.where(lanes >= 0, _ended(draft, lanes, records), -1)
     _, on, by = device_records(draft, "Event Sync", calls)
@@ -251,7 +251,7 @@ def _array_waits(draft: Draft) -> Waits:
     the call returned. Where all had ended, the call waited for all.
     """
     calls = np.flatnonzero(draft.named(ARRAY_WAIT.search) & (draft.kind == CPU))
-    ranks = draft.ranks[draft.lane]
+    ranks = draft.rank
     order = draft.order
     waits = []
     for call in calls.tolist():

@@ -278,33 +278,31 @@ def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Bloc
         spread = f"steps differ by {percent(stdev(steps) / fmean(steps))} from run to run"
         said = "no run is slower than the spread from run to run explains"
         return [Headline(said), Text(f"{spread}; a smaller change does not show"), runs]
-    spread = f"{percent(shift.spread_ns / shift.before_ns)} from run to run"
-    said = (
-        f"first slower run: {found.first_slow}, {step_change_text(shift.before_ns, shift.after_ns)}"
+    first, *chances = (
+        percent(each.chance) if each.chance >= 1e-4 else "under 0.01%"
+        for each in (shift, *found.operators[: None if verbose else top])
     )
     rows = [
-        Row((each.name, each.before_ns, each.after_ns, each.change_ns, _chance(each.chance)))
-        for each in found.operators[: None if verbose else top]
+        Row((each.name, each.before_ns, each.after_ns, each.change_ns, chance))
+        for each, chance in zip(found.operators, chances, strict=False)
     ]
-    columns_ = columns("slower operators", ("others", "slower runs"))
+    changed = step_change_text(shift.before_ns, shift.after_ns)
+    spread = percent(shift.spread_ns / shift.before_ns)
+    heads = [*columns("slower operators", ("others", "slower runs")), Column("by chance")]
     return [
-        Headline(said),
-        Text(f"by chance: {_chance(shift.chance)}; steps differ by {spread}"),
+        Headline(f"first slower run: {found.first_slow}, {changed}"),
+        Text(f"by chance: {first}; steps differ by {spread} from run to run"),
         runs,
-        *([Table([*columns_, Column("by chance")], rows)] if rows else []),
+        *([Table(heads, rows)] if rows else []),
     ]
-
-
-def _chance(chance: float) -> str:
-    return percent(chance) if chance >= 1e-4 else "under 0.01%"
 
 
 def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]:
     """Return what each rank, stage and kind of work costs, and what would be without it."""
     whole = found.replayed_ns
-    first = max(found.parts, key=lambda each: each.saving_ns, default=None)
     said = "no rank or stage makes the step longer"
-    if first is not None and first.saving_ns > 0:
+    first = max(found.parts, key=lambda each: each.saving_ns, default=None)
+    if first and first.saving_ns > 0:
         without = percent(first.saving_ns / whole)
         said = f"without {first.who}'s longer {first.work}: {without} less"
     rows = [

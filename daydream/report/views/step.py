@@ -40,7 +40,7 @@ from daydream.report.format import (
     time_text,
 )
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
-from daydream.report.views.memory import memory_line, memory_notes, recording_notes
+from daydream.report.views.memory import about_memory, memory_line, memory_notes, recording_notes
 from daydream.text import counted
 from daydream.trace.recorded_time import made_up, whole_recording
 from daydream.transforms import stages
@@ -115,15 +115,13 @@ def prediction(
         shown = Facts([each for each in facts if each[1]])
         return [*blocks, step_figures(found), shown, Notes(found.notes)]
     # The bottleneck's line tells why a step does not move, that of memory why it is not known.
-    told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}."}
-    if found.memory is not None:
-        told.update(found.memory.recording_notes)
+    of_memory = about_memory([found.memory])
+    told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}.", *of_memory}
     own = [note for note in dict.fromkeys(found.notes) if note not in told]
     first = own if len(own) <= MOST_NOTES + 1 else own[:MOST_NOTES]
     blocks += [Text(note, "note: ") for note in first]
     if more := len(own) - len(first):
         blocks.append(Text(f"{counted(more, 'more note')} with -v", aside=True))
-    of_memory = () if found.memory is None else found.memory.recording_notes
     return [*blocks, *memory_notes(of_memory), *recording_notes(found.replay.notes)]
 
 
