@@ -74,6 +74,8 @@ def collect(
     if world is None and all_stages:
         raise usage_error("--all-stages goes with --world")
     emulated = None
+    if cpu != "typical" and not emulate:
+        raise usage_error("--cpu goes with --emulate")
     if emulate:
         from daydream.costs.devices import find_device
 

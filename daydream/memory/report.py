@@ -47,7 +47,7 @@ from daydream.memory.settings import Settings
 from daydream.results import Record
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.recorded_time import in_fake_world
+from daydream.trace.recorded_time import EMULATED, in_fake_world
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -100,6 +100,7 @@ def memory_of(
         notes.append(
             f"This is the memory of {fake}: buffers of its communication library are not in it."
         )
+    notes += [each for each in trace.metadata.get("notes", []) if each.startswith(EMULATED)]
     for rank, device in pairs:
         limit = None
         if device >= 0 or not on_gpu:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
 from daydream.report.format import layer_name, percent
 from daydream.text import bytes_text, capacity_text, counted, listed, memory_unit
+from daydream.trace.recorded_time import EMULATED
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
@@ -90,8 +91,13 @@ def too_large(memory: MemoryPrediction | None) -> bool:
 
 
 def recording_notes(notes: Sequence[str]) -> list[Block]:
-    """Return how many notes there are about a recording, and the command that tells them; or nothing."""
-    return _counted(notes, "the recording", "info -v")
+    """Return whether a recording is emulated, how many notes there are and how to read them; or nothing."""
+    return [*emulated_note(notes), *_counted(notes, "the recording", "info -v")]
+
+
+def emulated_note(notes: Sequence[str]) -> list[Block]:
+    """Return that no GPU ran what is recorded, if none did."""
+    return [Text(f"{note.partition('. ')[0]}.") for note in notes if note.startswith(EMULATED)][:1]
 
 
 def memory_notes(notes: Sequence[str]) -> list[Block]:
@@ -134,7 +140,11 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
     if verbose:
         return [*blocks, Notes(found.notes)]
     said = f"{counted(len(found.notes), 'note')}, phases and layers"
-    return [*blocks, *([Text(said, "-v adds: ", aside=True)] if found.notes else [])]
+    return [
+        *blocks,
+        *emulated_note(found.notes),
+        *([Text(said, "-v adds: ", aside=True)] if found.notes else []),
+    ]
 
 
 def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
