@@ -11,7 +11,7 @@ import pytest
 
 from daydream.costs.devices import find_device
 from daydream.errors import NotApplicableError
-from daydream.trace.recorded_time import not_real
+from daydream.trace.recorded_time import made_up
 from daydream.trace.trace import Trace
 
 torch: Any = pytest.importorskip("torch")
@@ -156,7 +156,7 @@ def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
     done = collect(tmp_path, DDP, "--world", "8")
     assert done.returncode == 0, done.stderr
     trace = Trace.load(tmp_path / "train.parquet")
-    assert not_real(trace) == "emulated H100 SXM and typical CPU, rank 0 of 8 in a fake world"
+    assert made_up(trace) == "emulated H100 SXM, rank 0 of 8 in a fake world"
     assert not any("aten::select" in name for name in trace.text("name"))  # the data loader's
     assert sum(one == "all_reduce" for one in trace.values("collective")) >= 3
     [left_out] = [note for note in trace.metadata["notes"] if note.startswith("Not emulated")]

@@ -53,6 +53,9 @@ APART = 0.05  # typical and mean step: further apart both are said
 NETWORK_ERROR = (
     0.25  # of communication that the step waits for: how far a cluster's model may be off
 )
+# Of an emulated step: kernel times of ten models, each left out of what was learned, are within 21% in the worst of
+# 14 steps and 7.5% in the median; steps that wait for the CPU were not judged (`daydream.world.emulate_costs`).
+EMULATION_ERROR = 0.2
 START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (
     DaydreamError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryError,
@@ -399,6 +402,8 @@ def replay(
     if world := found.graph.recorded.metadata.get("fake_world"):
         world["cluster"] = cluster or world.get("cluster")
         found = _in_fake_world(found)
+    if "emulated" in found.graph.recorded.metadata:
+        found = replace(found, spread=max(found.spread, EMULATION_ERROR))
     for graph in (found.graph, found.recording.graph):
         give_table(graph, table)
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from daydream.lazy import regex
 from daydream.results import Predicted
-from daydream.trace.recorded_time import not_real
+from daydream.trace.recorded_time import made_up
 
 if TYPE_CHECKING:
     from daydream.predict.replay import Replay
@@ -103,11 +103,11 @@ def speedup_of(answer: Predicted) -> str:
 def error_text(replay: Replay) -> str:
     """Return the replay error of an answer's step; where that step is estimated that of the recorded one.
 
-    And which GPU was emulated, which rank of a fake world recorded.
+    And which rank of a fake world was recorded.
     """
     error = replay.error if replay.basis_error is None else replay.basis_error
     told = f"replay error {percent(error, signed=True)}"
-    return ", ".join(filter(None, [told, not_real(replay.graph.recorded)]))
+    return ", ".join(filter(None, [told, made_up(replay.graph.recorded)]))
 
 
 def step_change_text(

@@ -280,7 +280,9 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
     work = edge < 0
     lane = edge == Cause.LANE
     by_kind = np.array([OF_KIND[name].code for name in KINDS])
-    if not has_device_work(graph) or "fake_world" in graph.recorded.metadata:
+    if not has_device_work(graph) or {"emulated", "fake_world"} & {*graph.recorded.metadata} == {
+        "fake_world"
+    }:
         by_kind[CPU] = PathCause.OPERATORS.code
     by_edge = np.array([OF_EDGE.get(each, PathCause.UNTRACED).code for each in Cause])
     found = np.where(work, by_kind[kind], by_edge[edge])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
 WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
 MOST_NAMES = 2
-EMULATED = "Emulated: "  # how the note of an emulated GPU begins
+MADE_UP = "This is the memory of "  # how the note begins where it never was
 COMMUNICATES = regex(r"^(_?c10d(_functional)?::|FSDP::|record_param_comms)")
 
 
@@ -91,11 +91,12 @@ def in_fake_world(trace: Trace) -> str | None:
     return world and f"rank {world['rank']}{others} of {world['world_size']:,} in a fake world"
 
 
-def not_real(trace: Trace) -> str | None:
-    """Return what of a trace was never there, in words: its GPU, its other ranks; None for others."""
-    emulated = trace.metadata.get("emulated")
-    said = emulated and f"emulated {emulated['device']} and {emulated['cpu']} CPU"
-    return ", ".join(filter(None, [said, in_fake_world(trace)])) or None
+def made_up(trace: Trace) -> str | None:
+    """Return in words what a recording is of that does not exist: a GPU, a world; None for others."""
+    gpu = trace.metadata.get("emulated")
+    return (
+        ", ".join(filter(None, [gpu and f"emulated {gpu['device']}", in_fake_world(trace)])) or None
+    )
 
 
 def shared_already(trace: Trace) -> str | None:

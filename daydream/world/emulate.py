@@ -11,6 +11,7 @@ import atexit
 import functools
 import re
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -394,6 +395,9 @@ def observed(
 
 def emulate_script(device: str, cpu: str) -> None:
     """Emulate a GPU for the rest of this process."""
+    warnings.filterwarnings(
+        "ignore", message="Accessing the data pointer of FakeTensor"
+    )  # torch's own
     whole = emulated(device)
     SCRIPT[:] = whole.__enter__(), cpu
     atexit.register(whole.__exit__, None, None, None)

@@ -240,6 +240,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     device = gpu.device
     memory = device.memory * 10**9
     capability = (9, 0) if device.multiplies("float8") else (8, 0)
+    capability = capability if device.multiplies("bfloat16") else (7, 0)
     properties = types.SimpleNamespace(
         name=f"NVIDIA {device.name}",
         total_memory=memory,

@@ -34,7 +34,7 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, columns, moved_bound
 from daydream.text import counted
 from daydream.text import listed as some_of
-from daydream.trace.recorded_time import not_real
+from daydream.trace.recorded_time import made_up
 
 if TYPE_CHECKING:
     from daydream.predict.compare import Difference, Series, Side
@@ -95,7 +95,7 @@ def _side(side: Side) -> str:
     ranks = f" on {counted(side.ranks, 'rank')}" if side.ranks > 1 else ""
     steps = counted(side.steps, "step")
     parts = [devices if side.on_device else "CPU only", steps + ranks]
-    return f"{name}: {', '.join(filter(None, [*parts, not_real(side.graph.recorded)]))}"
+    return f"{name}: {', '.join(filter(None, [*parts, made_up(side.graph.recorded)]))}"
 
 
 def _answer(found: Difference) -> list[Block]:

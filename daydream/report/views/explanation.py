@@ -27,7 +27,7 @@ from daydream.report.views.memory import verdict as memory_verdict
 from daydream.report.views.step import about_steps, code_of, replayed_figure
 from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 from daydream.text import bytes_text, counted
-from daydream.trace.recorded_time import whole_recording
+from daydream.trace.recorded_time import made_up, whole_recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +148,9 @@ def _figures(found: Explanation) -> Figures:
         simulated = f"{time_text(after.simulated_ns)} after {shortened(after.optimization, LABEL)}"
         figures = [("replayed", time_text(after.replayed_ns), ""), ("simulated", simulated, error)]
         return Figures(figures, "step time")
-    measured = times("step time", ("measured", replay.basis_measured_ns, ""))
+    measured = times(
+        "step time", ("measured", replay.basis_measured_ns, made_up(replay.graph.recorded) or "")
+    )
     name, time, error = replayed_figure(replay)
     if not measured.figures:  # the step is estimated
         error = f"without {'start-up' if replay.start_up_ns else 'the profiler'}, {error}"

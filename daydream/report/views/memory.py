@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
 from daydream.report.format import layer_name, percent
 from daydream.text import bytes_text, capacity_text, counted, listed, memory_unit
-from daydream.trace.recorded_time import EMULATED
+from daydream.trace.recorded_time import MADE_UP
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
@@ -91,13 +91,8 @@ def too_large(memory: MemoryPrediction | None) -> bool:
 
 
 def recording_notes(notes: Sequence[str]) -> list[Block]:
-    """Return whether a recording is emulated, how many notes there are and how to read them; or nothing."""
-    return [*emulated_note(notes), *_counted(notes, "the recording", "info -v")]
-
-
-def emulated_note(notes: Sequence[str]) -> list[Block]:
-    """Return that no GPU ran what is recorded, if none did."""
-    return [Text(f"{note.partition('. ')[0]}.") for note in notes if note.startswith(EMULATED)][:1]
+    """Return how many notes there are about a recording, and the command that tells them; or nothing."""
+    return _counted(notes, "the recording", "info -v")
 
 
 def memory_notes(notes: Sequence[str]) -> list[Block]:
@@ -139,12 +134,9 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
         blocks.append(Text(f"outside the allocator: {bytes_text(found.outside_bytes)}"))
     if verbose:
         return [*blocks, Notes(found.notes)]
+    blocks += [Text(note) for note in found.notes if note.startswith(MADE_UP)]
     said = f"{counted(len(found.notes), 'note')}, phases and layers"
-    return [
-        *blocks,
-        *emulated_note(found.notes),
-        *([Text(said, "-v adds: ", aside=True)] if found.notes else []),
-    ]
+    return [*blocks, *([Text(said, "-v adds: ", aside=True)] if found.notes else [])]
 
 
 def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:

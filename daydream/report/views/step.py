@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED
+from daydream.predict.interval import WORDS
 from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
@@ -41,7 +42,7 @@ from daydream.report.format import (
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
 from daydream.report.views.memory import memory_line, memory_notes, recording_notes
 from daydream.text import counted
-from daydream.trace.recorded_time import in_fake_world, whole_recording
+from daydream.trace.recorded_time import made_up, whole_recording
 from daydream.transforms import stages
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ def likely_text(found: Prediction) -> str:
     if found.reason is not None:
         return f"because {found.reason}{held}. The step takes {time_text(found.replayed_ns)} without the change."
     causes = found.uncertainty.words(found.simulated_ns)
+    if "emulated" in found.replay.graph.recorded.metadata:  # its spread stands for how steps vary
+        causes = causes.replace(WORDS["variation"], "emulation error")
     ends = range_text(found.predicted_low_ns or 0, found.predicted_high_ns or 0)
     return f"90% interval {ends}{f' ({causes})' if causes else ''}{held}"
 
@@ -284,7 +287,10 @@ def replay_answer(found: Replay) -> str:
     """Return in one line how far the replayed step is from the measured one."""
     replayed = f"replayed {time_text(found.replayed_ns)} per step"
     error = f"error {percent(found.error, signed=True)}, worst step {percent(found.max_error)}"
-    return f"{replayed}, measured {time_text(found.measured_ns)}: {error}"
+    told = made_up(found.graph.recorded)
+    measured = "recorded" if told else "measured"
+    answer = f"{replayed}, {measured} {time_text(found.measured_ns)}: {error}"
+    return f"{answer}; {told}" if told else answer
 
 
 def replayed_figure(found: Replay) -> tuple[str, str, str]:
@@ -310,8 +316,13 @@ def replay_figures(found: Replay) -> Figures:
 
 
 def _basis_error(found: Replay) -> str:
-    if fake := in_fake_world(found.graph.recorded):
-        return f"{fake}, on {found.graph.recorded.metadata['fake_world']['cluster']}"
+    trace = found.graph.recorded
+    if told := made_up(trace):
+        return (
+            f"{told}, on {trace.metadata['fake_world']['cluster']}"
+            if "fake_world" in trace.metadata
+            else told
+        )
     error = found.basis_error
     return "" if error is None else f"replay error {percent(error, signed=True)}"
 
