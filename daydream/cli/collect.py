@@ -72,8 +72,10 @@ def collect(
     script.check()
     fake_world = _world_of(script, world, rank, cluster)
     if world is None and all_stages:
-        raise usage_error("--all-stages goes with --world")
+        raise usage_error("--rank, --cluster and --all-stages go with --world")
     emulated = None
+    if cpu != "typical" and not emulate:
+        raise usage_error("--cpu goes with --emulate")
     if emulate:
         from daydream.costs.devices import find_device
 
@@ -141,7 +143,7 @@ def _world_of(
     """Return the place in a fake world that options ask for, if they do."""
     if world is None:
         if rank or cluster:
-            raise usage_error("--rank and --cluster go with --world")
+            raise usage_error("--rank, --cluster and --all-stages go with --world")
         return None
     if script.nproc_per_node:
         raise usage_error("--world and --nproc-per-node exclude each other")

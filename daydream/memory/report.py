@@ -47,7 +47,7 @@ from daydream.memory.settings import Settings
 from daydream.results import Record
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.recorded_time import made_up
+from daydream.trace.recorded_time import MADE_UP, made_up
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -97,9 +97,7 @@ def memory_of(
     pairs = sorted(held.devices(), key=lambda pair: (pair[0], pair[1] < 0, pair[1]))
     devices, notes = [], list(held.notes)
     if fake := made_up(trace):
-        notes.append(
-            f"This is the memory of {fake}: buffers of its communication library are not in it."
-        )
+        notes.append(f"{MADE_UP}{fake}: buffers of its communication library are not in it.")
     for rank, device in pairs:
         limit = None
         if device >= 0 or not on_gpu:

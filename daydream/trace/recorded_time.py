@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MUCH = 0.2  # of a recording in no step at all, from which it is worth a note
 WORTH_NAMING = 0.1  # of a stretch, and of the recording, that is named
 MOST_NAMES = 2
+MADE_UP = "This is the memory of "  # how the note begins where it never was
 COMMUNICATES = regex(r"^(_?c10d(_functional)?::|FSDP::|record_param_comms)")
 
 

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd import _enable_record_function
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -37,6 +42,10 @@ WORKSPACE = 64 << 20  # bytes that cuBLAS and cuBLASLt hold on a Hopper once a m
 BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
 RANGE = "emulated {}"  # with the number of the call
 YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
+NEEDS_VALUES = (
+    "daydream: the script needs values of tensors, and those of an emulated GPU have none: the size of what "
+    "{} gives follows from them. Leave that line out, or record the script on a GPU."
+)
 OWN_CLASSES = (Tensor, nn.Parameter, FakeTensor)
 
 
@@ -58,6 +67,7 @@ class Call(Struct):
         copies: `HtoD` or `DtoH` for what crosses the link to the CPU; `sync` for a wait without a copy.
         nbytes: of the tensors that it reads and writes, each once; 0 for a view and what only allocates.
         number_format: in which matrices are multiplied: `tf32` where 32 bits may be rounded to it.
+        causal: whether it is attention that computes half of its scores.
     """
 
     name: str
@@ -71,6 +81,7 @@ class Call(Struct):
     copies: str = ""
     nbytes: int = 0
     number_format: str = ""
+    causal: bool = False
 
 
 class Emulation(TorchDispatchMode):
@@ -80,7 +91,8 @@ class Emulation(TorchDispatchMode):
         device: the emulated GPU.
         calls: operators since noting began, in their order.
         memory: allocations and frees as (number of the next call, bytes, key of the storage).
-        held_bytes: allocated now.
+        held_bytes: allocated now; `peak_bytes` at most, since `forget_peak`.
+        left_out: what the script asked for and is not emulated, in words.
         read: how often the program read a value that nobody knows.
     """
 
@@ -89,8 +101,9 @@ class Emulation(TorchDispatchMode):
         self.device = device
         self.calls: list[Call] = []
         self.memory: list[tuple[int, int, int]] = []
-        self.held_bytes = WORKSPACE
+        self.held_bytes = self.peak_bytes = WORKSPACE
         self.read = 0
+        self.left_out: dict[str, None] = {}
         self.known: dict[
             int, bool | int | float
         ] = {}  # numbers that the program filled tensors with
@@ -138,8 +151,13 @@ class Emulation(TorchDispatchMode):
 
     def _move(self, nbytes: int, key: int) -> None:
         self.held_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         if self.observes and nbytes:
             self.memory.append((len(self.calls), nbytes, key))
+
+    def forget_peak(self) -> None:
+        """Let the peak be what is allocated now."""
+        self.peak_bytes = self.held_bytes
 
     def __torch_dispatch__(
         self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -178,8 +196,11 @@ class Emulation(TorchDispatchMode):
             func = torch.ops.aten.add_.Tensor
         collective = func.namespace == "_c10d_functional"
         noted = (there or bool(self.crossing)) and not collective
-        with self._running(noted):
-            result = func(*args, **kwargs)
+        try:
+            with self._running(noted):
+                result = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise SystemExit(NEEDS_VALUES.format(func._schema.name)) from None
         results = [one for one in _tensors((result,)) if isinstance(one, FakeTensor)]
         for one in results:
             if func is torch.ops.aten.full.default and not one.dim():
@@ -195,6 +216,8 @@ class Emulation(TorchDispatchMode):
             self._communicate(func, args, results)
         elif noted and self.observes:
             self._note(func, args, tensors, results, node)
+            named = zip((one.name for one in func._schema.arguments), args, strict=False)
+            self.calls[-1].causal = bool({**dict(named), **kwargs}.get("is_causal"))
         return result
 
     def _communicate(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:

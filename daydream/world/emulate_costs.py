@@ -112,7 +112,13 @@ def work(call: Call) -> tuple[int, int]:
         nbytes = amount.nbytes(size) or nbytes
     if name in WRITES_ONLY or call.name.rpartition("::")[2] in WRITES_ONLY:
         nbytes //= 2
-    return (amount.flop or 0 if amount is not None else 0), nbytes
+    flop = (amount.flop or 0) if amount is not None else 0
+    if call.causal and amount is not None and amount.sizes:
+        blocks = -(
+            -amount.sizes[1] // TILE
+        )  # of queries and keys: those above the diagonal are left out
+        flop = flop * (blocks + 1) // (2 * blocks)
+    return flop, nbytes
 
 
 def filled(call: Call, device: Device) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
@@ -19,8 +20,13 @@ from daydream.world.emulate import Call, Emulation
 from daydream.world.emulate_costs import kernels_of
 
 CALL = regex(r"^emulated \d+$")
+MODE = "PythonDispatchMode"  # what torch calls an operator without a range of its own
 STREAM = 7  # torch's default stream, as CUPTI numbers it
 LATENCY_NS = 2_000  # from a launch's begin to its kernel's
+NOTHING_RAN = (
+    'the recorded steps ran nothing on the emulated GPU: does the script move its model and data to "cuda"?\n'
+    "A script for the CPU is recorded as it is: leave --emulate out."
+)
 QUEUE = 1_024  # kernels that are launched and have not begun, at most
 NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes")
 
@@ -44,6 +50,8 @@ CPUS = {
 
 def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
     """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
+    if not gpu.calls:
+        raise DaydreamError(NOTHING_RAN)
     clock = _Clock(gpu, CPUS[cpu])
     ours = recording.whose_name(lambda name: name == "PythonDispatchMode")
     keep = ~recording.is_kind("blocked") & ~ours
@@ -83,16 +91,32 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
         known.append((int(times[at]), clock.now))
     recording.columns["start_ns"] = new[0]
     recording.columns["duration_ns"] = new[1] - new[0]
-    holders = np.array([*operator_of], np.int64)
-    shapes = [json.dumps(call.arguments) for call in operator_of.values()]
-    recording.set_texts("shapes", holders, shapes)
-    dtypes = [next(iter(call.dtypes), None) for call in operator_of.values()]
-    recording.set_texts("dtype", holders, dtypes)
+    _name(recording, operator_of)
     first = int(rows[called][0]) if called.any() else 0
     place = {name: int(recording[name][first]) for name in ("pid", "tid")}
     recording.columns = {name: column[~called] for name, column in recording.columns.items()}
     _append(recording, clock.rows, place)
     recording.memory = clock.memory(**place)
+    _tell(recording, gpu, cpu)
+    olds = [old for old, _ in known]
+    return [
+        (number, known[max(bisect_right(olds, at) - 1, 0)][1] if known else 0)
+        for number, at in markers
+    ]
+
+
+def _name(recording: Any, operator_of: dict[int, Call]) -> None:
+    """Give operators of the emulated GPU, by their rows, sizes and types of what they were called with."""
+    holders = np.array([*operator_of], np.int64)
+    calls = np.array([*operator_of.values()], object)
+    recording.set_texts("shapes", holders, [json.dumps(call.arguments) for call in calls])
+    recording.set_texts("dtype", holders, [next(iter(call.dtypes), None) for call in calls])
+    nameless = np.array([name == MODE for name in recording.texts_of("name", holders)], bool)
+    recording.set_texts("name", holders[nameless], [call.name for call in calls[nameless]])
+
+
+def _tell(recording: Any, gpu: Emulation, cpu: str) -> None:
+    """Let a recording say that it is emulated, and what is not."""
     device = gpu.device
     recording.metadata["devices"] = [
         {
@@ -104,14 +128,12 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     ]
     recording.metadata["emulated"] = {"device": device.name, "cpu": cpu, "read": gpu.read}
     recording.note(
-        f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a model "
-        f"of the GPU says, launches what one of a {cpu} CPU says, and Python outside layers takes no time."
+        f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a "
+        f"model of the GPU says, launches what one of a {cpu} CPU says, Python outside layers and "
+        "loading data take no time."
     )
-    olds = [old for old, _ in known]
-    return [
-        (number, known[max(bisect_right(olds, at) - 1, 0)][1] if known else 0)
-        for number, at in markers
-    ]
+    if gpu.left_out:
+        recording.note(f"Not emulated: {'; '.join(gpu.left_out)}.")
 
 
 class _Clock:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import _enable_record_function
 from torch.utils._python_dispatch import _disable_current_modes
 
 from daydream.costs.devices import Device
@@ -35,7 +36,6 @@ NOTHING = (
     "manual_seed",
     "manual_seed_all",
     "set_rng_state",
-    "reset_peak_memory_stats",
 )  # functions of `torch.cuda` that do nothing
 
 
@@ -77,7 +77,7 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     own_device, own_to = vars(FakeTensor)["device"].fget, Tensor.to
 
     def device_of(tensor: FakeTensor) -> torch.device:
-        if gpu.inside:
+        if gpu.inside or gpu.fake.in_kernel_invocation:
             found: torch.device = own_device(tensor)
             return found
         return GPU if gpu.on_gpu(tensor) else tensor.fake_device
@@ -138,6 +138,26 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
         record_stream=lambda *_: None,
     )
     _put(stack, torch, tensor=on_device(torch.tensor), as_tensor=on_device(torch.as_tensor))
+    _put(stack, torch, save=functools.partial(_save, gpu), compile=functools.partial(_compile, gpu))
+
+
+def _save(gpu: Emulation, *_: Any, **__: Any) -> None:
+    """Write nothing, and keep the file that there may be: the tensors have no values."""
+    gpu.left_out["torch.save wrote nothing"] = None
+
+
+def _keep_buckets(gpu: Emulation) -> bool:
+    """Keep DDP's buckets, which torch makes anew after the first step."""
+    gpu.left_out["DDP's buckets stay those of its first step, by the order of the parameters"] = (
+        None
+    )
+    return False
+
+
+def _compile(gpu: Emulation, model: Any = None, **_: Any) -> Any:
+    """Return what was to be compiled as it is."""
+    gpu.left_out["torch.compile was left out, and the program ran as without it"] = None
+    return (lambda function: function) if model is None else model
 
 
 def _apply(gpu: Emulation, module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
@@ -173,8 +193,12 @@ def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
         with _disable_current_modes():
             source = own_batches(loader)
         while True:
-            with _disable_current_modes():
-                batch = next(source, stack)
+            _enable_record_function(False)  # how long it takes without values says nothing
+            try:
+                with _disable_current_modes():
+                    batch = next(source, stack)
+            finally:
+                _enable_record_function(True)
             if batch is stack:
                 return
             yield batch
@@ -191,6 +215,10 @@ def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
     for module in (distributed, device_mesh):
         _put(stack, module, init_device_mesh=outside(device_mesh.init_device_mesh))
     _put(stack, DataLoader, __iter__=batches)
+    # What DDP does in memory: comparing sizes of parameters between ranks, telling ranks the order of gradients.
+    _put(stack, distributed, _verify_params_across_processes=lambda *_: None)
+    if distributed.is_available():
+        _put(stack, distributed.Reducer, _rebuild_buckets=lambda _: _keep_buckets(gpu))
     _put(stack, torch.UntypedStorage, resize_=resize)
 
 
@@ -212,6 +240,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     device = gpu.device
     memory = device.memory * 10**9
     capability = (9, 0) if device.multiplies("float8") else (8, 0)
+    capability = capability if device.multiplies("bfloat16") else (7, 0)
     properties = types.SimpleNamespace(
         name=f"NVIDIA {device.name}",
         total_memory=memory,
@@ -238,8 +267,9 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     for name, found in constants.items():
         _put(stack, torch.cuda, **{name: functools.partial(lambda found, *_, **__: found, found)})
     for name in ("memory_allocated", "memory_reserved"):
-        answer = {key: lambda *_: gpu.held_bytes for key in (name, f"max_{name}")}
-        _put(stack, torch.cuda, **answer)
+        _put(stack, torch.cuda, **{name: lambda *_: gpu.held_bytes})
+        _put(stack, torch.cuda, **{f"max_{name}": lambda *_: gpu.peak_bytes})
+    _put(stack, torch.cuda, reset_peak_memory_stats=lambda *_: gpu.forget_peak())
     _put(stack, torch.cuda, Event=Stub, Stream=Stub, synchronize=lambda *_: gpu.wait())
 
 

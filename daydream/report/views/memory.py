@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
 from daydream.report.format import layer_name, percent
 from daydream.text import bytes_text, capacity_text, counted, listed, memory_unit
+from daydream.trace.recorded_time import MADE_UP
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction
@@ -133,6 +134,7 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
         blocks.append(Text(f"outside the allocator: {bytes_text(found.outside_bytes)}"))
     if verbose:
         return [*blocks, Notes(found.notes)]
+    blocks += [Text(note) for note in found.notes if note.startswith(MADE_UP)]
     said = f"{counted(len(found.notes), 'note')}, phases and layers"
     return [*blocks, *([Text(said, "-v adds: ", aside=True)] if found.notes else [])]
 
