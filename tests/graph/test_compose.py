@@ -1,6 +1,7 @@
 """Several optimizations at once: order, exclusion, options, and what makes no sense."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from small_graphs import put
@@ -18,8 +19,7 @@ def halve(graph, *, factor=0.5):
     graph.select().scale(factor)
 
 
-def add(graph, *, times = 1, how = "up", loud = False,
-        name = None):  # fmt: skip
+def add(graph, *, times=1, how: Literal["up", "down"] = "up", loud=False, name=None):
     """Add."""
     tasks = graph.select()
     tasks.set(duration_ns=tasks.duration_ns + (times if how == "up" else -times))
