@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daydream.costs import Device, find_device
+from daydream.errors import DaydreamError
 
 # Layers, width, heads, vocabulary, and experts of every other layer: the authors' configurations.
 MODELS = {
@@ -89,13 +91,23 @@ def step_ns(gpu: Device, model: str, mode: str, cfg: str) -> float:
 
 def judged(rows: list[Row]) -> dict[str, object]:
     """Return how far the predictions are off, over all ordered pairs of devices with the same work."""
-    found = []
-    for source, target in permutations(rows, 2):
+    found, why_not, roofline_ns = [], {}, {}
+    for row in rows:
+        name = f"{row.device} {row.model}"
+        try:
+            gpu = find_device(row.device.replace("_", " "))
+        except DaydreamError as unknown:
+            why_not[name] = str(unknown).splitlines()[0]
+            continue
+        if row.model in MODELS:
+            roofline_ns[row] = step_ns(gpu, *row[1:4])
+        else:
+            why_not[name] = "the model's configuration is not known"
+    for source, target in permutations(roofline_ns, 2):
         if source[1:4] == target[1:4] and source.device != target.device:
-            by, to = (
-                step_ns(find_device(each.device.replace("_", " ")), *each[1:4]) for each in (source, target)
-            )
-            found.append((source.ms * to / by, target.ms))
+            found.append((source.ms * roofline_ns[target] / roofline_ns[source], target.ms))
+    if not found:
+        raise DaydreamError("no two devices of the table did the same work, or none of them is known")
     predicted, measured = np.array(found).T
     error = np.abs(predicted / measured - 1)
     places = [values.argsort().argsort() for values in (predicted, measured)]
@@ -108,6 +120,7 @@ def judged(rows: list[Row]) -> dict[str, object]:
         "median_regret": 0.0,
         "median_group_spearman": 0.0,
         "groups": [],
+        "not_predicted": [{"name": name, "why": why} for name, why in why_not.items()],
     }
 
 
@@ -122,7 +135,10 @@ def main() -> None:
             Row(each["device"], each["model"], each["mode"], each["cfg"], float(each["ms"]))
             for each in csv.DictReader(file)
         ]
-    found = judged(rows)
+    try:
+        found = judged(rows)
+    except DaydreamError as error:
+        sys.exit(f"error: {error}")
     print(json.dumps(found) if options.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
 
 

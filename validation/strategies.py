@@ -235,6 +235,14 @@ def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
         return recorded_blocks(gpu, model, run, layers, setting.launch_ns, groups)
 
 
+def blocks_or_why(shape: tuple[Any, ...]) -> tuple[Block, ...] | str:
+    """Return the blocks of a shape, or why there are none."""
+    try:
+        return blocks_of(shape)
+    except (DaydreamError, RuntimeError, SystemExit, ValueError) as error:
+        return f"its layers cannot be emulated: {error}"
+
+
 def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
     """Return the step in ms and the peak in bytes. Raises `DaydreamError`."""
     from daydream.costs.devices import find_device
@@ -325,13 +333,15 @@ def judge(path: Path, jobs: int) -> dict[str, Any]:
     rows = list(reader(table))
     shapes = sorted({row.shape for row in rows if not row.why_not}, key=str)
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        blocks = dict(zip(shapes, pool.map(blocks_of, shapes), strict=True))
+        blocks = dict(zip(shapes, pool.map(blocks_or_why, shapes), strict=True))
     kept, times, memory = [], [], []
     for row in rows:
-        if row.why_not:
+        made = row.why_not or blocks[row.shape]
+        if isinstance(made, str):
+            row.why_not = made
             continue
         try:
-            took, held = predict(row, blocks[row.shape])
+            took, held = predict(row, made)
         except DaydreamError as error:
             row.why_not = str(error)
             continue
