@@ -6,8 +6,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
-from torch import nn
 
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError
@@ -21,8 +19,6 @@ from daydream.world.compose import (
     order,
     peaks,
 )
-from daydream.world.emulate import emulated
-from daydream.world.parts import recorded_blocks
 
 LAYER = Block("layer", Pass(1), Pass(2), parameters=10, input_bytes=1, saved_bytes=8, workspace_bytes=3)
 
@@ -180,12 +176,17 @@ def test_what_does_not_divide_is_refused(layers: int, strategy: Strategy, words:
 
 
 def test_blocks_of_an_emulated_model():
+    torch = pytest.importorskip("torch", reason="emulation needs torch")
+    nn = torch.nn
+    from daydream.world.emulate import emulated
+    from daydream.world.parts import recorded_blocks
+
     class Stack(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             for layer in self.layers:
                 x = layer(x).relu()
             return x.sum()
