@@ -88,7 +88,7 @@ def rewrite(page, old, new):
 def folder(tmp_path, monkeypatch):
     """A folder as a reader has it: the examples, and the public traces if there are any."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for sort in ("kineto", "nsys", "memory"):
+    for sort in ("kineto", "nsys", "memory", "formats"):
         if (TRACES / sort).exists():
             (tmp_path / sort).symlink_to(TRACES / sort)
     monkeypatch.chdir(tmp_path)
