@@ -95,7 +95,7 @@ def collect(
     if all_stages:
         from daydream.world.stages import record_stages
 
-        record = partial(record_stages, record, joined_ranks)
+        record = partial(record_stages, record, joined_ranks, force=out.force)
     done = record(path, recording)
     result = {
         "trace": None if done.path is None else str(done.path),

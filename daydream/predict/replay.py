@@ -54,7 +54,7 @@ NETWORK_ERROR = (
     0.25  # of communication that the step waits for: how far a cluster's model may be off
 )
 # Of an emulated step: kernel times of ten models, each left out of what was learned, are within 21% in the worst of
-# 14 steps and 7.5% in the median; steps that wait for the CPU were not judged (`daydream.world.emulate_costs`).
+# 14 steps and 7.5% in the median, before causal attention counted half; steps bound by the CPU were not judged.
 EMULATION_ERROR = 0.2
 START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (

@@ -5,12 +5,10 @@ and how many kernels it is, is in `emulate.tsv`: the median over recordings of t
 (`validation/h100`, `validation/h200`). Attention in 16 bits, too short in these to tell, reaches forward what
 public tables have at lengths of 4,096 to 8,192 (aiconfigurator 0.12.0: 0.5 to 0.7 on A100, H100 and B200), backward
 what FlashAttention-3 has (Shah et al., 2024).
-`MEASURED` may hold functions that know better (a table of measured products): the first that answers counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +22,6 @@ from daydream.world.emulate import Call
 FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
 SPLIT = 256  # of what a product sums, a part for a block of its own
 TILE = 128  # rows and columns of a result that a block of a product has
-MEASURED: list[Callable[[Call, Device], float | None]] = []  # ns of an operator, None for unknown
 WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
 
@@ -67,8 +64,7 @@ def kernels_of(call: Call, device: Device) -> list[Kernel]:
         return []
     name = bare_name(call.name)
     row = _row(call)
-    found = next((ns for know in MEASURED if (ns := know(call, device)) is not None), None)
-    total = roofline_ns(call, device) if found is None else found
+    total = roofline_ns(call, device)
     number = call.number_format
     kernel = f"{row.name}_{number}" if operator(name).is_matrix else f"{row.name}<{name}>"
     return [Kernel("kernel", kernel, max(round(total / row.kernels), 1))] * row.kernels
@@ -117,9 +113,8 @@ def work(call: Call) -> tuple[int, int]:
         nbytes //= 2
     flop = (amount.flop or 0) if amount is not None else 0
     if call.causal and amount is not None and amount.sizes:
-        blocks = -(
-            -amount.sizes[1] // TILE
-        )  # of queries and keys: those above the diagonal are left out
+        # Of its blocks of queries and keys those above the diagonal are left out.
+        blocks = -(-amount.sizes[1] // TILE)
         flop = flop * (blocks + 1) // (2 * blocks)
     return flop, nbytes
 

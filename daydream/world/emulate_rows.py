@@ -53,7 +53,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     if not gpu.calls:
         raise DaydreamError(NOTHING_RAN)
     clock = _Clock(gpu, CPUS[cpu])
-    ours = recording.whose_name(lambda name: name == "PythonDispatchMode")
+    ours = recording.whose_name(lambda name: name == MODE)
     keep = ~recording.is_kind("blocked") & ~ours
     recording.columns = {name: column[keep] for name, column in recording.columns.items()}
     start = np.asarray(recording["start_ns"], np.int64)

@@ -19,7 +19,7 @@ NO_MESSAGES = (
 
 
 def record_stages(
-    record: Callable[[Path, Any], Any], join: Join, path: Path, recording: Any
+    record: Callable[[Path, Any], Any], join: Join, path: Path, recording: Any, *, force: bool
 ) -> Any:
     """Record a rank of each stage, and write one trace; return what came of the last recording.
 
@@ -28,6 +28,7 @@ def record_stages(
         join: makes one trace of several ranks' ones.
         path: where the trace goes.
         recording: the `Recording` of the first rank.
+        force: write over a file that is there.
 
     Raises:
         DaydreamError: the first rank sends nothing to another one.
@@ -44,7 +45,7 @@ def record_stages(
             if done.path is None:
                 return done
             traces.append(Trace.load(done.path))
-        joined_stages(traces, join).save(path)
+        joined_stages(traces, join).save(path, force=force)
     return replace(done, path=path)
 
 

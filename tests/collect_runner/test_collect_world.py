@@ -173,7 +173,9 @@ def test_a_stage_of_a_pipeline_sends_and_receives_each_micro_batch(folder):
 
 @pytest.mark.slow
 def test_all_stages_are_one_trace(folder):
-    done = collect(folder, PIPELINE, "train.py", "with shapes", world=("--world", "2", "--all-stages"))
+    (folder.path / "train.parquet").write_text("an older one")
+    stages = "--world", "2", "--all-stages", "--force"
+    done = collect(folder, PIPELINE, "train.py", "with shapes", world=stages)
 
     assert sorted({step["rank"] for step in done.trace().metadata["steps"]}) == [0, 1]
 
