@@ -2,14 +2,12 @@
 
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
 from daydream.collect.live.recorder import Phase
 from daydream.collect.live.timed_steps import WARM_UP, Alternating, UnprofiledSteps
-from daydream.errors import DaydreamError
-from daydream.predict.confirm import Blocks, blocks_of
+from daydream.predict.confirm import Blocks
 
 
 class Script:
@@ -81,15 +79,6 @@ def test_a_device_that_is_behind_is_waited_for_where_the_steps_that_count_begin_
     assert script.waits == 2 * 4  # blocks: the warm-up and three
 
 
-def test_steps_without_a_profiler_share_what_the_device_took():
-    script = Behind()
-    steps = UnprofiledSteps(3, clock=lambda: script.now, settle=script.settle)
-    run(script, steps)
-
-    assert steps.durations_ns() == [11, 11, 11]  # 34 ns of three
-    assert script.waits == 2
-
-
 def test_a_step_that_is_left_out_is_made_up_for():
     script = Script()
     blocks = script.blocks(rounds=1, steps=1)
@@ -124,39 +113,6 @@ def test_ratios_are_taken_within_rounds():
     # The machine slows down by half in the second round: 5, 7.5, 5 are half of 10, 15, 10 each time.
     blocks = Blocks(base=[10.0, 15.0, 10.0], again=[10.0, 16.5, 10.0], changed=[5.0, 7.5, 5.0])
     assert (blocks.baseline_ns, blocks.confirmed_ns, blocks.speedup, blocks.control) == (10, 5, 2, 1)
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (None, "ended before the change"),
-        ({"failed": "ValueError: no"}, "could not be made in the script: ValueError: no"),
-        ({"base": [1.0], "again": [1.0], "changed": [1.0]}, "after 1 round"),
-    ],
-)
-def test_what_cannot_be_compared_is_said(found, said):
-    trace = SimpleNamespace(metadata={"confirmed": found} if found else {})
-    with pytest.raises(DaydreamError, match=said):
-        blocks_of(trace)
-
-
-def too_short(ran, captures=1, **asked):
-    collected = {"warmup": 5, "steps": 3, "unprofiled": 20, "captures": captures, "ran": ran}
-    trace = SimpleNamespace(metadata={"collected": collected, "unprofiled_step_ns": [50_000_000]})
-    with pytest.raises(DaydreamError) as caught:
-        blocks_of(trace, **asked)
-    return str(caught.value)
-
-
-def test_how_many_steps_are_missing_is_said():
-    # 5 to warm up, 4 recorded, 21 timed, 4 with the change, and 5 rounds of three blocks of 6
-    whole = 5 + 4 + 21 + 4 + 5 * 3 * 6
-    said = too_short(60)
-
-    assert f"5 rounds take {whole} training steps" in said
-    assert f"the fewest, 3, take {whole - 2 * 3 * 6};" in said
-    assert f"60 ran. Let it train about {whole - 60} steps longer, 3.2 s at this step time." in said
-    assert f"--rounds 3 --block-steps 2 takes {5 + 4 + 21 + 4 + 3 * 3 * 3} steps" in said
 
 
 def test_without_a_device_what_our_hooks_took_is_no_part_of_a_step():

@@ -10,7 +10,6 @@ import pytest
 from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.kineto.reader import read_kineto
-from daydream.errors import TraceError
 from daydream.trace.schema import DEVICE_KINDS
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -72,18 +71,6 @@ def test_steps_cut_at_the_optimizer(name, steps, median, p10, p90, most):
     for share, stated in ((0.1, p10), (0.9, p90)):
         low, high = (np.quantile(times, share, method=method) for method in ("lower", "higher"))
         assert low * 0.995 <= stated <= high * 1.005
-
-
-def test_repeated_annotations_of_the_device_do_not_double_the_steps():
-    trace = imported("gpu_user_annotation")
-    assert len(trace.metadata["steps"]) == 5
-    assert covered_ms(trace) == pytest.approx([1.53, 1.50, 1.60, 1.52], abs=0.01)
-
-
-def test_a_trace_without_a_device_has_steps():
-    trace = imported("odd/cpu_only.json.gz")
-    assert covered_ms(trace) == pytest.approx([219.5, 424.3, 210.8, 220.1], abs=0.1)
-    assert trace.metadata["vendor"] == "cpu"
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -189,14 +176,6 @@ def test_operators_have_phases(name, phases):
     assert (trace["phase"][device] >= 0).all()
 
 
-def test_element_types_of_a_network_in_single_precision():
-    # No inputs were recorded: the types come from kernel names, TF32 among them.
-    trace = imported("a100_resnet_ddp_rank0of2")
-    types = Counter(trace.values("dtype", np.flatnonzero(trace.is_kind("kernel"))))
-    assert set(types) <= {"float32", "int64", None}
-    assert types["float32"] > 0.9 * sum(types.values())
-
-
 @pytest.mark.parametrize("name", ["a100_alexnet_cuda_sync", "a100_simple_add_cuda_sync"])
 def test_sync_rows(name):
     trace = imported(name)
@@ -206,21 +185,6 @@ def test_sync_rows(name):
         "Stream Sync": 16,
         "Context Sync": 5,
     }
-
-
-def test_resolved_and_unresolved_waits():
-    resolved, unresolved = (
-        imported("odd/stream_wait_resolved.json.gz"),
-        imported("odd/stream_wait_unresolved.json.gz"),
-    )
-    waits = resolved["wait_correlation"] >= 0
-    assert waits.any()
-    assert "wait_correlation" not in unresolved.columns
-
-
-def test_an_execution_trace_is_said_to_be_one():
-    with pytest.raises(TraceError, match="PyTorch execution trace"):
-        imported("odd/pytorch_execution_trace_not_kineto.json.gz")
 
 
 @pytest.mark.parametrize(
