@@ -1,6 +1,5 @@
 """Which steps a collected script gives; tests/collect_live has loops of every shape."""
 
-import json
 import textwrap
 
 import pytest
@@ -32,24 +31,3 @@ def test_stop_after_ends_the_script_when_the_steps_are_captured(folder):
 
     assert done.code == 0
     assert done.steps() == 3
-
-
-@pytest.mark.slow
-def test_warm_up_steps_are_skipped(folder):
-    folder.script("for _ in range(40):\n    step()\n")
-    done = folder.collect("--warmup", "9", "--steps", "2", "train.py")
-
-    assert done.code == 0
-    assert done.trace().metadata["steps"][0]["name"] == "step 10"
-    assert done.steps() == 2
-
-
-@pytest.mark.slow
-def test_json_says_what_was_recorded(folder):
-    folder.script("for _ in range(40):\n    step()\nprint('trained')")
-    done = folder.collect("--json", "--steps", "4", "train.py")
-    found = json.loads(done.out)
-
-    assert (found["schema"], found["exit_code"], found["covered"], found["steps"]) == (1, 0, 4, 5)
-    assert found["trace"] == "train.parquet"
-    assert "trained" in done.err

@@ -103,15 +103,6 @@ def test_it_is_said_after_ten_seconds_and_then_ever_more_seldom():
     assert watched.after(80) == [f"step 3 has taken {seconds} s" for seconds in (10, 20, 40, 80)]
 
 
-def test_steps_that_end_in_time_are_not_told():
-    watched = Watched()
-    for number in range(5):
-        watched.steps.heard(f"warming up: step {number} of 5")
-        assert watched.after(9) == []
-    watched.steps.heard("timing 20 steps without the profiler")  # says nothing of its steps
-    assert watched.after(100) == []
-
-
 def test_before_the_first_step_only_compiling_tells_that_it_runs():
     watched = Watched()
     watched.steps.heard("waiting for training steps")

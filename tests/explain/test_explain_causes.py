@@ -4,8 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from graph.jobs import job
-from graph.small_traces import call, kernel, launched, note, op, trace
+from graph.small_traces import call, kernel, launched, op, trace
 from machine.programs import PROGRAMS
 from shared import shared_replay
 from view_text import view_text
@@ -211,23 +210,6 @@ def test_a_cpu_that_launches_slowly_is_launch_bound():
     assert cost.saving_ns == alone.replayed_ns - alone.predicted_ns > 0.5 * explanation.replayed_ns
 
 
-def test_a_long_pause_is_told_with_what_its_absence_would_save():
-    def step(at, number):
-        return [
-            op("aten::add", at, at + 1000, op="aten::add", phase="forward"),
-            launched("k", at + 4000, at + 4006, at + 4010, phase="forward"),
-            op("rest", at + 4005, at + 5000, op="rest", phase="other"),
-        ]
-
-    explanation = daydream.explain(repeated(step, 5000))
-
-    cost = found(explanation, "idle gap")
-    assert (cost.cost_ns, cost.saving_ns) == (3_000_000, 3_000_000)
-    assert cost.best is None  # no change of the list removes it: a person has to look
-    assert "whatif scale" not in view_text(explanation)
-    assert "see what this thread does there" in " ".join(view_text(explanation).split())
-
-
 def test_work_between_batches_is_told_where_the_program_is_known():
     line = "prepare.py(12): prepare"
 
@@ -295,34 +277,6 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
     text = view_text(explanation)
     assert text.isascii()
     assert "None" not in text
-
-
-def test_a_ranges_own_time_is_untraced_python_no_operator():
-    #  forward 0 .. 100, in it an operator of 40 us: 60 us of Python
-    explanation = daydream.explain(
-        repeated(lambda at, _: [note("forward", at, at + 100), op("aten::mm", at + 30, at + 70)], 100)
-    )
-    assert causes(explanation) == {PathCause.UNTRACED: 60_000, PathCause.OPERATORS: 40_000}
-
-
-def waits_for_the_other_rank(graph):
-    """Let rank 1's all-reduce take 60, and rank 0's next kernel wait for it."""
-    transfers = graph.select(kind="collective").where(lambda tasks: tasks.row >= 0)
-    other = transfers.where(lambda tasks: tasks.rank == 1)
-    other.scale(3)
-    kernels = graph.select(name="^k$").where(lambda tasks: tasks.rank == 0)
-    graph.link(other.ids[:-1], kernels.ids[1:])
-
-
-def test_communication_counts_collectives_of_other_ranks_that_the_step_waits_for():
-    #  rank 0  |k 50|1|reduce 20|          |1|k 50|1|...       a step of 50 + 1 + 60 + 1
-    #  rank 1  |k 50|1|reduce 60           |1|k 50|1|...
-    explanation = daydream.explain(daydream.replay(job(5, cpu=(10, 10))), waits_for_the_other_rank)
-    communication = explanation.communication
-
-    assert explanation.step_ns == 112_000
-    # Rank 0's steps end with its own 20, and 40 more of rank 1's pass before the next kernel.
-    assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (60_000, 60_000, 0)
 
 
 def answer(left):
@@ -404,21 +358,6 @@ def test_a_product_far_below_the_peak_is_told():
 
 
 @pytest.mark.parametrize(
-    ("shapes", "metadata"),
-    [(None, V100), ("[[1024,1024],[1024,1024]]", {}), ("[[1024,512],[1024,1024]]", V100)],
-)
-def test_without_shapes_or_a_known_device_nothing_is_said(shapes, metadata):
-    assert daydream.explain(recorded(shapes, **metadata)).kernels == ()
-
-
-def test_kernels_of_a_public_trace_reach_a_part_of_the_peak():
-    explanation = daydream.explain(shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz"))
-
-    assert {each.name for each in explanation.kernels} >= {"volta_scudnn"}
-    assert all(0.3 < each.share_of_peak <= 1 for each in explanation.kernels)
-
-
-@pytest.mark.parametrize(
     ("name", "told"),
     [
         ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)", 547_000),
@@ -451,12 +390,6 @@ def test_each_line_of_code_has_one_row(ranking):
     lines = Counter(each.code for each in ranking.optimizations if each.code)
     assert {line for line, rows in lines.items() if rows > 1} == set()
     assert "restructured-batchnorm" not in {each.optimization for each in ranking.optimizations}
-
-
-def test_the_loader_is_ranked_with_the_workers_that_explain_asks_about():
-    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
-    first = daydream.rank(replay, pairs=0, with_curves=False).optimizations[0]
-    assert (first.optimization, first.options) == ("dataloader", {"workers": 8})
 
 
 def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason():

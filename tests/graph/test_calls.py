@@ -92,14 +92,6 @@ def test_the_operators_of_removed_work_are_those_that_did_nothing_else():
     assert set(kernels(graph).operators().op) == set(with_both.op) | {"aten::mul"}
 
 
-def test_without_operators_nobody_knows_whose_time_it_is():
-    graph = build(trace(launched("k", 0, 10, 20)))
-    with pytest.raises(NotApplicableError, match="records no operators"):
-        kernels(graph).operators()
-    with pytest.raises(NotApplicableError, match="records no operators"):
-        Graph().select().operators()
-
-
 def test_shapes_come_from_the_call_that_recorded_them():
     graph = build(normed())
 
@@ -185,14 +177,6 @@ def test_on_a_cpu_the_node_itself_completes_the_gradient():
     assert graph.select().grad_bytes.tolist() == [0, 0, 0, 16]
 
 
-def test_without_sizes_gradients_are_unknown_and_the_reason_is_said():
-    graph = build(backward(shapes=False))
-    with pytest.raises(NotApplicableError, match="sizes of this trace's gradients are unknown"):
-        kernels(graph).runs(100, of="grad_bytes")
-    with pytest.raises(NotApplicableError, match="sizes of this trace's gradients are unknown"):
-        _ = kernels(graph).grad_bytes
-
-
 def test_layers_are_numbered_as_they_first_run_forward():
     graph = build(backward())
     tasks = kernels(graph)
@@ -218,15 +202,6 @@ def blocking():
     )
     assert len(graph.select(name="cudaMemcpy")) == 2
     return graph
-
-
-def test_a_blocking_call_is_repeated_whole():
-    graph = blocking()
-    graph.select(kind="memcpy").repeat()
-
-    assert graph.select(kind="cpu").name.tolist().count("cudaMemcpy") == 4
-    assert len(graph.syncs) == 2
-    assert graph.lint() == []
 
 
 def test_a_blocking_call_is_removed_whole():

@@ -1,9 +1,8 @@
 """A window that is repeated: its syncs, queues and event waits are looked up in each copy."""
 
-import pytest
 from small_graphs import launched, thread
 
-from daydream import GraphError, simulate
+from daydream import simulate
 
 
 def test_copies_of_a_window_follow_each_other_and_the_gap_that_led_in_leads_on():
@@ -35,17 +34,3 @@ def test_a_full_queue_reaches_from_one_copy_into_the_next():
     assert began[("launch a", 1)] == 4 + 20
     assert began[("a", 1)] == 4 + 20 + 20
     assert began[("launch b", 1)] == 4 + 20 + 20
-
-
-def test_a_release_counts_in_the_first_copy_only():
-    graph = thread("a 5, b 5")
-    graph.select(name="b").set(release_ns=100)
-    order = graph.columns["order"]
-
-    timeline = simulate(graph, copies=2, window=(int(order[1]), int(order[1]) + 1))
-    assert timeline.start_ns.tolist() == [0, 100, 105]
-
-
-def test_repeating_needs_a_window():
-    with pytest.raises(GraphError, match="repeating needs a window"):
-        simulate(thread("a 5"), copies=2)

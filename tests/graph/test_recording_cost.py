@@ -7,7 +7,6 @@ from small_graphs import kernels
 from small_traces import NO_COST, call, kernel, op, row, trace
 
 import daydream
-from daydream.collect.derive.quality import unrest
 from daydream.collect.recording_cost import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording
 from daydream.predict.basis import recording_share
@@ -105,19 +104,3 @@ def test_a_restless_machine_is_told_by_its_signs(times, unprofiled, said):
     found = daydream.replay(recorded(*times, unprofiled=unprofiled)).unrest
 
     assert (found is None) if said is None else (said in found)
-
-
-def test_steps_of_other_work_may_take_other_times():
-    wide = "[[4, 400]]"
-    seen = recorded(100, 400, 100, unprofiled=250, shapes=("[[4, 4]]", wide, "[[4, 4]]"))
-
-    assert daydream.replay(seen).unrest is None
-    assert daydream.replay(recorded(100, 400, 100, unprofiled=250)).unrest is not None
-
-
-def test_frames_of_python_are_no_sign_as_their_cost_is_not_taken_out():
-    seen = recorded(200, 200, 200, unprofiled=100)
-    assert unrest(seen, 200_000) is not None
-
-    seen.texts["stack"] = ["train.py(1): step"]
-    assert unrest(seen, 200_000) is None

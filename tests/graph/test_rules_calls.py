@@ -98,21 +98,6 @@ def test_a_pageable_copy_blocks_its_call_until_it_is_done():
     assert starts(graph)["after"] == 60 + 1 + 9 + 4
 
 
-def test_a_pinned_copy_does_not_block():
-    graph = build(
-        trace(
-            launched("a", 0, 10, 110),
-            call("cudaMemcpyAsync", 10, 16, 2),
-            kernel("Memcpy HtoD (Pinned -> Device)", 111, 120, 2, kind="memcpy"),
-            op("after", 16, 20),
-        )
-    )
-    graph.select(on="gpu").scale(2)
-
-    assert starts(graph)["after"] == 16
-    assert len(graph.syncs) == 0
-
-
 def two_streams(sync):
     #  stream 7  |a: 10 to 60|       stream 8  |b: 20 to 300|
     return build(

@@ -107,24 +107,6 @@ def test_a_collective_follows_its_gradients_and_the_update_follows_the_collectiv
     assert starts(graph)["reduce"] == 1_500 + 10 + 25 + 2
 
 
-def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
-    #  thread 1   |launch gradient|wait|launch reduce|wait|launch update|
-    rows = []
-    for at in range(0, 2_000, 500):
-        rows += [
-            *launched("gradient", at, at + 10, at + 60),
-            call("cudaStreamWaitEvent", at + 6, at + 7),
-            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
-            call("cudaStreamWaitEvent", at + 14, at + 15),
-            *launched("update", at + 16, at + 205, at + 215),
-        ]
-    graph = build(trace(rows))
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
-
-    graph.select(kind="collective").scale(0.5)
-    assert starts(graph)["update"] == 1_500 + 62 + 70.5 + 2
-
-
 def test_a_librarys_own_wait_orders_nothing():
     #  the library waits for its collective on a stream of its own; the next work goes on beside it
     rows = []
@@ -152,14 +134,6 @@ def test_a_hole_between_nodes_is_untraced_work_and_not_idle_time():
 
     graph.select(on="gpu").scale(0.5)
     assert total(graph) == 10 + 5 + 15 + 5
-
-
-def test_a_short_pause_between_nodes_is_their_start_up():
-    graph = build(graph_trace(("a", 10, 20, 7), ("b", 22, 32, 7)))
-    assert len(kernels(graph)) == 2
-
-    graph.select(on="gpu").scale(0.5)
-    assert total(graph) == 10 + 5 + 2 + 5
 
 
 def test_a_stream_that_was_busy_before_the_window_has_untraced_work_at_its_head():
@@ -232,9 +206,3 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
 
     assert any("clocks are not aligned" in note for note in graph.facts.notes)
     assert (named(graph, "reduce").duration_ns / 1000).tolist() == [70, 520]
-
-
-def test_ranks_that_run_different_collectives_are_left_apart_and_it_is_said():
-    graph = build(ranks_trace(other="gather"))
-
-    assert any("different collectives" in note for note in graph.facts.notes)

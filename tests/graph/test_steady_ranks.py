@@ -5,7 +5,6 @@ import pytest
 from graph.jobs import job
 from machine.programs import multi_stream, queue_full
 from small_graphs import named
-from small_traces import launched, trace
 
 import daydream
 from daydream import Graph, build, simulate
@@ -86,17 +85,6 @@ def test_ranks_that_no_longer_wait_for_each_other_settle_for_themselves():
     assert set(after.step_times().values()) == {110_000, 310_000}
 
 
-def test_a_rank_without_a_covered_step_keeps_all_as_recorded():
-    recorded = job(4)
-    for step in recorded.metadata["steps"]:
-        step["covered"] = step["covered"] and step["rank"] == 0
-    graph = build(recorded)
-
-    assert repeatable(graph) is None
-    assert settle(graph).passes == 1
-    assert any("as recorded, not repeated" in note for note in daydream.replay(graph).notes)
-
-
 @pytest.mark.parametrize("program", [multi_stream, lambda: queue_full(depth=64)])
 def test_a_machine_recorded_as_two_ranks_settles_to_its_own_steady_step(tmp_path, program):
     machine = program()
@@ -112,30 +100,6 @@ def test_a_machine_recorded_as_two_ranks_settles_to_its_own_steady_step(tmp_path
 
 
 # -- matched collectives on lanes of their own ------------------------------------------------------
-
-
-def test_meetings_of_other_streams_do_not_wait_for_each_other():
-    #  rank 0  stream 7 |a 10 to 300|x: 301 to 321|        rank 1 the same; x is launched first
-    #          stream 8 |y: 30 to 60|
-    def member(name, at, start, end, correlation, **columns):
-        columns = {"kind": "collective", "collective": "all_reduce", "bytes": 8, **columns}
-        return launched(name, at, start, end, **columns)
-
-    rows = []
-    for rank in (0, 1):
-        rows += launched("a", 0, 10, 300, rank=rank)
-        rows += member("x", 6, 301, 321, 2, rank=rank, group="one")
-        rows += member("y", 12, 30, 60, 3, rank=rank, group="two", stream=8)
-    graph = build(trace(rows))
-    timeline = simulate(graph)
-    end = {
-        (name, int(row)): int(end) / 1000
-        for name, row, end in zip(
-            timeline.column("name").tolist(), timeline.column("row"), timeline.end_ns, strict=True
-        )
-    }
-    assert {at for (name, _), at in end.items() if name == "y"} == {60}
-    assert {at for (name, _), at in end.items() if name == "x"} == {321}
 
 
 # -- from one copy into the next -------------------------------------------------------------------

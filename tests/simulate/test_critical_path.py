@@ -44,11 +44,6 @@ def test_the_path_counts_gaps_and_the_release_of_its_first_task():
     assert explain(plan) == [(0, RELEASE, 4, 5), (1, LANE, 2, 6)]  # 4 + 5 + 2 + 6 = 17
 
 
-def test_a_path_to_another_sink_can_be_asked_for():
-    plan = launch_and_synchronize()
-    assert explain(plan, sink=1) == [(0, RELEASE, 0, 0), (1, LAUNCH, 3, 30)]
-
-
 def test_of_equal_causes_an_edge_goes_first_then_the_least_cause_then_the_least_source():
     #  0, 1, 2 and 3 all end at 5, and 4 on the lane of 3 follows them all
     tasks = [Task(0, 5), Task(1, 5), Task(2, 5), Task(3, 5), Task(3, 1, release=5)]
@@ -61,10 +56,6 @@ def test_on_a_scheduled_lane_the_path_goes_back_in_the_order_that_came_out():
     #  link  |1: 3|0: 4|      1 is more urgent
     plan = drawn([Task(0, 4), Task(0, 3)], [], priority={0: [1, 0]})
     assert explain(plan) == [(1, RELEASE, 0, 3), (0, LANE, 0, 4)]
-
-
-def test_a_plan_without_tasks_has_no_path():
-    assert explain(drawn([], [])) == []
 
 
 # -- laws over random plans ------------------------------------------------------------------------

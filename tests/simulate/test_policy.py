@@ -41,26 +41,6 @@ def test_a_gap_on_a_scheduled_lane_delays_the_decision(run):
     assert run(plan) == [0, 9, 8]
 
 
-def test_equal_priority_goes_by_ready_time_then_by_id(run):
-    plan = drawn(
-        [Task(LINK, 10), Task(LINK, 1, release=6), Task(LINK, 1, release=5), Task(LINK, 1, release=6)],
-        [],
-        priority={LINK: []},
-    )
-    assert run(plan) == [0, 10 + 1, 10, 10 + 1 + 1]
-
-
-def test_two_scheduled_lanes_decide_in_the_order_of_time(run):
-    #  link   |0: 4|2: 4|           2 needs 1 from the other lane, which ends at 3, so it is there at 4
-    #  other  |1: 3|     3: 5 (less urgent than 2, ready at 0)
-    plan = drawn(
-        [Task(LINK, 4), Task(OTHER, 3), Task(LINK, 4), Task(LINK, 5)],
-        [Edge(1, 2)],
-        priority={LINK: [0, 2, 3], OTHER: [1]},
-    )
-    assert run(plan) == [0, 0, 4, 8]
-
-
 def tick_through_time(plan):
     """Return the starts by looking at every lane at every tick; needs latencies of 0 and more."""
     n = len(plan)
