@@ -43,11 +43,6 @@ def test_one_kernel_called_twice_is_two_pieces_in_order():
     assert in_order(pieces, recorded) == [(0, 1), (1, 2), (2, 4)]
 
 
-def test_a_call_without_a_row_leaves_the_others_matched():
-    pieces = ["extern_kernels.mm:1", "cpp_fused_a_0:2", "extern_kernels.mm:3"]
-    assert in_order(pieces, ["mm", "mm"]) == [(0, 0), (2, 1)]
-
-
 def test_rows_get_the_handles_of_their_calls():
     one, two = Handle("aten::relu", "blocks.1.fc", weight=3), Handle("aten::add", "blocks.1", weight=1)
     trace = trace_of([CALL, "aten::addmm", FUSED], [-1, 0, 0])

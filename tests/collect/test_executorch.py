@@ -3,7 +3,6 @@
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """
 
-import gzip
 import json
 import tracemalloc
 import zipfile
@@ -14,7 +13,7 @@ import pytest
 
 import daydream
 from daydream.collect.derive.build import derive
-from daydream.collect.importers.etrecord import innermost, read_etrecord
+from daydream.collect.importers.etrecord import read_etrecord
 from daydream.collect.importers.executorch import Row, recording_of
 from daydream.collect.importers.formats import is_inspector
 from daydream.errors import TraceError
@@ -215,34 +214,11 @@ def test_a_record_belongs_to_an_etdump():
         daydream.load(FILES / "portable.etdp", FILES / "xnnpack.etdp")
 
 
-def test_the_last_module_of_a_stack_may_have_commas_in_its_path():
-    stack = "L__self__,,Model;L__self__a,blocks[slice(None, 2, None)].fc,torch.nn.Linear"
-    assert innermost(stack) == "blocks[slice(None, 2, None)].fc"
-    assert innermost("") == innermost("odd") == ""
-
-
 def loaded(folder, *rows):
     """Load a table of these rows."""
     path = folder / "table.json"
     path.write_text(json.dumps(rows))
     return daydream.load(path)
-
-
-def orders(rows):
-    columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
-    whole = json.dumps(rows).encode()
-    return {
-        "records": whole, "columns": json.dumps(columns).encode(), "packed": gzip.compress(whole),
-        "lines": b"\n".join(json.dumps(row).encode() for row in rows),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("order", ["records", "columns", "packed", "lines"])
-def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
-    path = tmp_path / "table.json"
-    path.write_bytes(orders(table("portable"))[order])
-    trace = daydream.load(path)
-    assert trace.values("start_ns") == imported("portable").values("start_ns")
 
 
 @pytest.mark.parametrize(
@@ -282,16 +258,6 @@ def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
     path.write_text(text)
     with pytest.raises(TraceError, match=said):
         daydream.load(path)
-
-
-def test_odd_operators_and_modules_of_a_table_are_left_out(tmp_path):
-    row = {
-        **table("portable")[2],
-        "op_types": "['aten.convolution.default', 'aten.relu.default' ... 'aten.add.Tensor'] (9 total)",
-        "module_hierarchy": {"aten_relu_default_2_": {"a": 3}, "b_": None, "": {}}, "stack_traces": [],
-    }  # fmt: skip
-    trace = loaded(tmp_path, row)
-    assert [handle.operator for handle in trace.handles["0"]] == ["aten_relu_default_2"]
 
 
 def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):

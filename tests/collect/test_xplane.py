@@ -263,15 +263,3 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
     assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
     assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
     assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
-
-
-def test_a_collective_has_the_elements_that_its_program_gives_it(tmp_path):
-    weights = instruction("grads", "parameter", 1, shape(11, 300, 1000))
-    reduced = instruction("all-reduce.1", "all-reduce", 2, shape(11, 300, 1000), takes=(1,))
-    computation = field(3, field(2, weights) + field(2, reduced) + field(5, 1))
-    programs, _ = metadata_plane(field(1, computation))  # a module without a name, as the rows name none
-    trace = import_trace([write(tmp_path / "t.xplane.pb", training() + programs)])
-
-    rows = trace.is_kind("collective")
-    assert set(trace["elements"][rows].tolist()) == {300_000}
-    assert set(trace["bytes"][rows].tolist()) == {1_200_000}

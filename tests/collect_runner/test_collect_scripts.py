@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import textwrap
 
 import pytest
 
@@ -255,3 +256,34 @@ def test_stacks_say_which_function_of_the_script_called_what(folder):
     assert all(text.startswith("train.py(") for text in trace.text("stack"))
     assert any("frames were recorded" in note for note in trace.metadata["notes"])
     assert not [name for name in trace.text("name") if "built-in" in name or ".py(" in name]
+
+
+# -- which steps a collected script gives; tests/collect_live has loops of every shap --------------------
+
+pytest.importorskip("torch", reason="collects real training scripts")
+
+ACCUMULATION = """
+    for index in range(4 * 40):
+        model(torch.randn(2, 4)).sum().backward()
+        if index % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+
+
+def test_accumulated_gradients_are_steps_and_the_steps_before_are_timed(folder):
+    folder.script(textwrap.dedent(ACCUMULATION) + "print('trained')")
+    done = folder.collect("train.py")
+
+    assert (done.code, done.out) == (0, "trained\n")
+    assert done.steps() == 3
+    assert done.trace().metadata["unprofiled_step_ns"]
+    assert "Traceback" not in done.err
+
+
+def test_stop_after_ends_the_script_when_the_steps_are_captured(folder):
+    folder.script(ACCUMULATION.replace("40", "1_000_000_000"))
+    done = folder.collect("--stop-after", "train.py")
+
+    assert done.code == 0
+    assert done.steps() == 3

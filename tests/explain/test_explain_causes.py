@@ -1,6 +1,5 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -61,15 +60,6 @@ def test_the_critical_path_adds_up_to_the_step():
     }  # fmt: skip
     assert explanation.step_ns == explanation.replayed_ns == 100_000
     assert [each.share for each in explanation.causes] == [0.6, 0.32, 0.06, 0.02]
-
-
-def test_a_figure_names_the_tasks_it_was_read_from():
-    explanation = daydream.explain(repeated(two_streams, 100))
-    shares = {each.cause: each for each in explanation.causes}
-
-    assert shares[KERNELS].selected.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
-    assert shares["data loading"].selected.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares[KERNELS].selected.words == f"{KERNELS.label} on the critical path"
 
 
 def test_cpu_and_device_that_wait_for_each_other_take_turns():
@@ -313,21 +303,6 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
     assert bounded(shares, without_cpu=without_cpu, without_device=without_device) == expected
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["h800_deepseek_train_dualpipe_rank0of64", "a100_ddp_rank0of2_record_param_comms"],
-)
-def test_sentence_table_and_ranking_say_the_same(name):
-    replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
-    explanation = daydream.explain(replay)
-    ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)
-
-    assert ranking.bound == explanation.bound
-    opposite = {"GPU": "CPU", "CPU": "GPU"}.get(explanation.bound, "")
-    if explanation.bound_share(opposite) > 0.6:  # then the sentence says why
-        assert "the critical path runs" in verdict(explanation)
-
-
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
 
 
@@ -379,29 +354,6 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 def replay(request):
     name = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
-
-
-@pytest.fixture(scope="module")
-def ranking(replay):
-    return daydream.rank(replay, pairs=0, with_curves=False)
-
-
-def test_each_line_of_code_has_one_row(ranking):
-    lines = Counter(each.code for each in ranking.optimizations if each.code)
-    assert {line for line, rows in lines.items() if rows > 1} == set()
-    assert "restructured-batchnorm" not in {each.optimization for each in ranking.optimizations}
-
-
-def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason():
-    replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
-    left_out = daydream.rank(replay, pairs=0, with_curves=False).left_out
-    for name in ("fused-cross-entropy", "foreach-optimizer"):
-        assert left_out[name].endswith("is for a GPU, and this trace has no GPU work")
-    assert "`rank --all`" in left_out["restructured-batchnorm"]
-    every = daydream.rank(replay, pairs=0, with_curves=False, every=True)
-    assert "foreach-optimizer" in {each.optimization for each in every.optimizations}
-    asked = [each.optimization for cost in daydream.explain(replay).avoidable for each in cost.whatifs]
-    assert not {"fused-cross-entropy", "foreach-optimizer"} & set(asked)
 
 
 def test_a_line_of_code_names_the_optimizer_of_the_script():

@@ -50,7 +50,8 @@ def rows(text, *, times=1, every=0, ids=0, **more):
             elif kind in DEVICE_KINDS:
                 found.append(kernel(name, *at, kind=kind, **columns))
             else:
-                found.append(row(KINDS.get(kind, kind), name, *at, **{"pid": PID, "tid": 1} | columns))
+                usual = {"pid": PID, "tid": 1} | ({"correlation": -1} if kind == "call" else {})
+                found.append(row(KINDS.get(kind, kind), name, *at, **usual | columns))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from small_graphs import kernels, names
-from small_traces import call, kernel, launched, note, trace
+from small_traces import kernel, launched, note, trace
 from small_traces import op as operator
 
 from daydream import Graph, NoMatchError, NotApplicableError, build
@@ -37,17 +37,19 @@ def with_autograd_thread():
     #  loader              |copy: h|          |copy: h|
     return trace(
         [
-            note("forward", 0, 20, phase="forward"),
-            op("aten::linear", 2, 18, phase="forward"),
-            launched("f", 5, 12, 20, phase="forward"),
-            note("## backward ##", 25, 70, phase="backward"),
-            op("aten::mm", 30, 45, tid=2, phase="backward"),
-            launched("b1", 32, 40, 50, tid=2, phase="backward"),
-            op("aten::mm", 48, 60, tid=2, phase="backward"),
-            launched("b2", 50, 58, 64, tid=2, phase="backward"),
-            launched("h", 40, 66, 67, tid=3, phase="data"),
-            op("step", 72, 90, phase="optimizer"),
-            launched("u", 74, 82, 90, phase="optimizer"),
+            """
+                note forward 0 20 phase=forward
+                op aten::linear 2 18 phase=forward
+                launch f 5 12 20 phase=forward
+                note ## backward ## 25 70 phase=backward
+                op aten::mm 30 45 tid=2 phase=backward
+                launch b1 32 40 50 tid=2 phase=backward
+                op aten::mm 48 60 tid=2 phase=backward
+                launch b2 50 58 64 tid=2 phase=backward
+                launch h 40 66 67 tid=3 phase=data
+                op step 72 90 phase=optimizer
+                launch u 74 82 90 phase=optimizer
+            """,
         ],
         steps=(0, 100),
     )
@@ -194,8 +196,10 @@ def blocking():
     copy = {"kind": "memcpy", "name": "Memcpy DtoH (Device -> Pageable)"}
     graph = build(
         trace(
-            launched("k", 0, 10, 20),
-            call("cudaMemcpy", 10, 130, 2),
+            """
+                launch k 0 10 20
+                call cudaMemcpy 10 130 correlation=2
+            """,
             kernel(copy["name"], 20, 120, 2, kind=copy["kind"]),
             launched("after", 130, 140, 145),
         )

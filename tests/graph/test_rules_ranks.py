@@ -2,7 +2,7 @@
 
 import pytest
 from small_graphs import named
-from small_traces import call, launched, total, trace
+from small_traces import launched, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
@@ -40,9 +40,11 @@ def test_a_stream_waits_for_no_collective_of_another_rank():
     #  rank 1  stream 7   |a: 10 to 20|  (a stream wait at 30)  |b: 42 to 50|
     rows = [
         member(0, 10, 40, stream=20),
-        launched("a", 0, 10, 20, rank=1),
-        call("cudaStreamWaitEvent", 30, 31, rank=1),
-        launched("b", 32, 42, 50, rank=1),
+        """
+            launch a 0 10 20 rank=1
+            call cudaStreamWaitEvent 30 31 rank=1
+            launch b 32 42 50 rank=1
+        """,
     ]
     graph = build(trace(*rows))
     assert not len(graph.waits)

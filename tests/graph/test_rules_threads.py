@@ -1,16 +1,17 @@
 """Thread order and stream order: what becomes a task, and that no time is lost."""
 
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
 from rule_traces import backward_trace, latency_trace
 from small_graphs import named
-from small_traces import call, kernel, launched, op, starts, total, trace
+from small_traces import call, launched, op, starts, total, trace
 
 import daydream
-from daydream import build, simulate
+from daydream import Trace, build, simulate
 from daydream.graph.plan import Cause
 
 
@@ -23,7 +24,13 @@ def pieces(graph, lane="thread 1"):
 
 def test_time_belongs_to_the_innermost_operator():
     #  |outer 2|inner 3|outer 1|gap 4|next 5|
-    graph = build(trace(op("outer", 0, 6), op("inner", 2, 5), op("next", 10, 15)))
+    graph = build(
+        trace("""
+        op outer 0 6
+        op inner 2 5
+        op next 10 15
+    """)
+    )
 
     assert pieces(graph) == [("outer", 2, 0), ("inner", 3, 0), ("outer", 1, 4), ("next", 5, 0)]
     assert simulate(graph).makespan_ns == 15_000
@@ -31,7 +38,13 @@ def test_time_belongs_to_the_innermost_operator():
 
 def late_thread():
     """Thread 1 works from the beginning, thread 2 from 50 us on."""
-    return build(trace(op("a", 0, 10), op("b", 50, 60, tid=2), op("c", 60, 70, tid=2)))
+    return build(
+        trace("""
+        op a 0 10
+        op b 50 60 tid=2
+        op c 60 70 tid=2
+    """)
+    )
 
 
 def test_a_thread_begins_when_it_was_recorded_to_without_its_first_task():
@@ -63,7 +76,12 @@ def test_an_answer_about_a_sole_step_does_not_depend_on_when_it_was_recorded():
 def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():
     #  thread 1        |launch b|
     #  stream 7  |a 10|    ...   |b 5|       a was launched before the window
-    graph = build(trace(kernel("a", 2, 12, 9), launched("b", 20, 30, 35)))
+    graph = build(
+        trace("""
+        kernel a 2 12 correlation=9
+        launch b 20 30 35
+    """)
+    )
     timeline = simulate(graph)
     starts = dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
 
@@ -138,7 +156,15 @@ def test_a_called_thread_may_take_a_while_until_its_first_call(times, calls):
 
 def test_a_thread_that_hands_nothing_over_and_launches_nothing_is_background():
     polls = [call("cudaEventQuery", at, at + 1, tid=9) for at in range(0, 90, 7)]
-    graph = build(trace(op("a", 0, 50), launched("k", 50, 60, 70), polls))
+    graph = build(
+        trace(
+            """
+        op a 0 50
+        launch k 50 60 70
+    """,
+            polls,
+        )
+    )
 
     assert {lane.name: lane.background for lane in graph.lanes} == {
         "thread 1": False, "thread 9": True, "stream 7": False}  # fmt: skip
@@ -165,3 +191,38 @@ def test_a_start_that_no_cause_explains_is_counted_and_kept():
 
     assert (graph.facts.unexplained, graph.facts.unexplained_ns) == (1, 792_000)
     assert starts(graph)["late"] == 1_400
+
+
+# -- the autograd thread is found by when it works, as well as by its operators --------------------------
+
+RECORDED = Path(__file__).parents[2] / "validation" / "h200"
+NODES = "autograd::engine::evaluate_function"
+
+
+def without_operators(trace):
+    """Return what a profiler would have recorded that knows calls, device work and ranges alone."""
+    rows = np.flatnonzero(~trace.is_kind("operator", "module"))
+    columns = {name: column[rows] for name, column in trace.columns.items()}
+    place = np.append(np.searchsorted(rows, np.arange(len(trace))), 0)
+    there = np.append(np.isin(np.arange(len(trace)), rows), False)
+    columns["parent"] = np.where(there[columns["parent"]], place[columns["parent"]], -1).astype(np.int32)
+    columns["forward_thread"] = np.full(len(rows), -1)
+    return Trace(columns, trace.texts, trace.metadata)
+
+
+def handed_over(graph, lanes):
+    """Return how many hand-offs lead to these lanes."""
+    links, lane = graph.links, graph.columns["lane"]
+    there = [graph.lanes[number].name in lanes for number in lane[links["dst"]].tolist()]
+    return int(((links["cause"] == Cause.HANDOFF) & there).sum())
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.parquet")), ids=lambda path: path.stem)
+def test_the_autograd_thread_is_called_without_its_operators_too(path):
+    trace = daydream.load(path)
+    nodes = np.array([name.startswith(NODES) for name in trace.text("name")])[trace["name"]]
+    autograd = {f"thread {tid}" for tid in np.unique(trace["tid"][nodes]).tolist()}
+
+    known, told = (daydream.build(each) for each in (trace, without_operators(trace)))
+    assert handed_over(known, autograd) > 0
+    assert handed_over(told, autograd) > 0

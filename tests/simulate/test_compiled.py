@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulate.test_engines import random_plan
-from strategies import Edge, Task, drawn, plans
+from strategies import Edge, Task, drawn, plans, written
 
 from daydream import compiled
 from daydream.collect.derive import nesting
@@ -96,7 +96,7 @@ def test_any_content_is_answered_or_refused(name, data):
 @needs_engine
 @pytest.mark.parametrize("name", [*ARRAYS, "start", "end"])
 def test_arrays_of_another_length_are_refused(name):
-    plan = drawn([Task(0, 3), Task(1, 2), Task(0, 1)], [Edge(0, 1), Edge(1, 2)])
+    plan = written("0 3, 1 2, 0 1", "0>1, 1>2")
     for count in (0, 1, 2, 7):
         right = arguments(plan)[name]
         if count != len(right):
