@@ -211,9 +211,9 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],
 )
-def test_what_makes_no_world_is_refused_before_anything_runs(folder, words, said):
-    folder.script('print("ran")')
-    done = folder.collect(*words, "train.py")
+def test_what_makes_no_world_is_refused_before_anything_runs(folder, ask, words, said):
+    folder.script("open('ran', 'w')", begin="")
+    done = ask(*words, "train.py")
 
     assert said in done.err
-    assert (done.out, done.hidden(), done.code > 0) == ("", [], True)
+    assert (done.out, done.code > 0, (folder.path / "ran").exists()) == ("", True, False)
