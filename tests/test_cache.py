@@ -12,13 +12,8 @@ from machine.programs import PROGRAMS
 
 import daydream
 from daydream.cli.source import cache_entry
-from daydream.costs import contention
-from daydream.costs.contention import evidence_json, measured_contention
-from daydream.costs.workload import calls
-from daydream.costs.workload.calls import work_by_row
 from daydream.files import cache
 from daydream.files.cache import ENTRY, FOLDER, Contents, write_entry
-from daydream.predict import breakdown as parts
 from daydream.trace.cached_trace import cached_trace
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
@@ -60,24 +55,6 @@ def test_the_second_answer_comes_out_of_the_cache(trace):
     entry_of(trace).unlink()
     assert answer(trace) == (right, False)
     assert answer(trace) == (right, True)
-
-
-def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeypatch):
-    made = daydream.replay(daydream.load(trace))
-    right = made.breakdown(), measured_contention(made.graph), work_by_row(made.graph.trace)
-    entry = cache_entry(str(trace), None, None)
-    assert entry is not None
-    found = cached_trace(entry)
-    assert found is not None
-    kept = daydream.replay(found)
-    for module, name in ((parts, "parts_of"), (contention, "_measure"), (calls, "calls_of")):
-        monkeypatch.setattr(module, name, None)  # none of them is asked again
-    assert kept.breakdown() == right[0]
-    assert evidence_json(measured_contention(kept.graph)) == evidence_json(right[1])
-    for one, other in zip(work_by_row(found), right[2], strict=True):
-        np.testing.assert_array_equal(one, other)
-    for name in ("duration_ns", "gap_ns"):
-        np.testing.assert_array_equal(kept.graph.columns[name], made.graph.columns[name])
 
 
 def test_what_one_changes_another_does_not_see(trace):

@@ -55,13 +55,6 @@ def test_another_network_meets_the_machine_run_again(factor, network):
     assert abs(predicted(machine, network, contention="off") - truth) > 0.005  # what this is for
 
 
-@pytest.mark.parametrize("network", [0.5, 2])
-def test_given_factors_of_both_meet_the_machine_run_again(network):
-    machine = Machine(1.5, 1.5)
-    truth = gained(machine, network=network)
-    assert predicted(machine, network, contention=(1.5, 1.5)) == pytest.approx(truth, rel=0.001)
-
-
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (1.4, 1.0), (1.4, 1.2)])
 def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
     machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
@@ -79,25 +72,6 @@ def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
 
     found = daydream.whatif(recorded(alone), exchange, contention=factors).predicted_ns / 1000
     assert found == pytest.approx(run_again(machine), rel=0.005)
-
-
-def test_what_a_prediction_was_made_with_is_said():
-    replay = recorded(Machine(kernel_factor=1.2))
-    found = daydream.whatif(replay, "network", bandwidth_factor=2.0)
-    (note,) = [note for note in found.notes if "while a transfer runs" in note or "during" in note]
-    assert note.startswith("Kernels take x1.20 while a transfer runs, measured on ")
-    told = found.to_json()["contention"]
-    assert told["mode"] == "measured"
-    assert told["matrix_factor"] == told["other_factor"] == pytest.approx(1.2, rel=0.005)
-    assert told["transfer_factor"] == 1
-    assert told["evidence"]["kernel"]["places"] >= 10
-    given = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="1.5,1.25")
-    assert given.contention is not None
-    assert given.contention.note() == (
-        "Kernels take x1.5 while a transfer runs, transfers x1.25 during kernels, as given."
-    )
-    off = daydream.whatif(replay, "network", bandwidth_factor=2.0, contention="off")
-    assert off.to_json()["contention"]["mode"] == "off"
 
 
 def test_the_last_pass_is_followed_by_another():

@@ -79,16 +79,6 @@ def test_figures_of_the_readme_are_those_of_the_rows():
 # -- what was measured ----------------------------------------------------------------------------------
 
 
-def test_a_recorded_cpu_is_predicted_from_its_traces():
-    mine = [
-        case for case in evaluate.of_devices() if case.trace.name == "MLP-1.parquet" and case.source == "cpu"
-    ]
-    found = [evaluate.answer(case) for case in mine]
-    assert len(found) == 7
-    assert not [one.refused for one in found if one.refused]
-    assert all(abs(one.error) < 0.25 for one in found)
-
-
 def test_peaks_of_memory_are_predicted_from_the_trace_of_the_unchanged_step():
     found = [evaluate.answer(case) for case in evaluate.of_memory() if case.model == "CNN"]
     assert len(found) == 14

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from two_streams import steps
 
-import daydream
 from daydream import parallel
 
 LARGE_ARRAYS = """\
@@ -71,15 +69,6 @@ print((before - resident()) * 4096 >> 20)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(found.stdout) > 40
-
-
-def test_the_api_leaves_the_process_as_it_is(monkeypatch):
-    asked = []
-    monkeypatch.setattr(parallel, "keep_freed_memory", lambda: asked.append("kept"))
-    trace = steps()
-    assert daydream.sweep(trace, "scale", {"factor": [0.5, 0.8]}, on="gpu").scenarios
-    assert daydream.rank(trace, pairs=0).optimizations
-    assert not asked
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

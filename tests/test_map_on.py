@@ -77,12 +77,6 @@ def need_dask():
     pytest.importorskip("distributed", reason="needs the extra `dask`")
 
 
-def test_this_process_answers_one_after_the_other():
-    found = map_on("local", adding, 100, [1, 2, 3])
-
-    assert found == [(101, os.getpid(), 1), (102, os.getpid(), 2), (103, os.getpid(), 3)]
-
-
 def test_processes_answer_in_the_order_of_the_items(capfd):
     shares = []
     found = map_on("processes:2", adding, 100, range(50), progress=shares.append)
@@ -177,19 +171,6 @@ def test_a_pattern_is_sent_uncompiled():
 def test_what_cannot_be_sent_is_told():
     with pytest.raises(DaydreamError, match="cannot be sent to a worker process"):
         map_on("processes:1", lambda shared: shared, None, [1])
-
-
-@pytest.mark.parametrize(
-    ("text", "engine"),
-    [
-        ("local", Engine("local")),
-        ("processes", Engine("processes")),
-        ("processes:4", Engine("processes", 4)),
-    ],
-)
-def test_engines_by_name(text, engine):
-    assert engine_of(text) == engine
-    assert engine_of(engine) is engine
 
 
 def test_engines_of_dask_by_name():

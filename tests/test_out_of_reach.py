@@ -38,14 +38,6 @@ def test_what_runs_in_replays_is_said_where_a_change_leaves_it_out():
     assert answer.uncertainty.unknown >= 60_000
 
 
-def test_a_change_that_reaches_replays_or_no_device_work_says_nothing():
-    faster = daydream.whatif(decoding(), "scale", on="gpu", factor=0.5)
-    assert faster.left_out is None
-    cpu = daydream.whatif(decoding(), "scale", on="cpu", factor=0.5)
-    assert cpu.left_out is None
-    assert cpu.to_json()["left_in_replays_ns"] is None
-
-
 def waiting(begin):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
     rows = [launched("a", 0, 10, 20), launched("b", begin, begin + 10, begin + 20, tid=2)]

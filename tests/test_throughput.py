@@ -35,28 +35,6 @@ def test_tokens_are_those_of_all_samples(replayed):
     assert found.throughput.before_per_s == pytest.approx(8 * 256 / (found.replayed_ns / 1e9))
 
 
-def test_a_step_that_covers_what_it_did_has_no_throughput(replayed):
-    assert daydream.whatif(replayed, "amp").throughput is None
-    assert daydream.whatif(replayed, twice_as_long, times=1.0).throughput is None
-
-
-def test_without_shapes_of_a_batch_only_the_gain_is_known():
-    found = daydream.whatif("examples/mlp_cpu.json.gz", "batch-size", factor=2, recorded=64)
-
-    assert found.throughput.gain == pytest.approx(2 * found.speedup)
-    assert found.throughput.before_per_s is None  # the user knows better than the shapes
-
-
-def test_a_step_of_several_batches_has_no_known_number_of_samples(replayed):
-    from daydream.costs.device.input_sizes import samples_per_step
-    from daydream.transforms.compose import edit_of, parse
-
-    graph, _ = edit_of(parse("gradient-accumulation"), {"batches": 2}).in_copy(replayed.graph)
-
-    assert samples_per_step(replayed.graph) == 8
-    assert samples_per_step(graph) is None
-
-
 def test_a_sweep_is_sorted_by_throughput_unless_by_step(replayed):
     asked = ["ddp", {"workers": [2, 8]}]
 

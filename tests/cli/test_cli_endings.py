@@ -96,10 +96,3 @@ def test_one_that_comes_again_kills():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode == -signal.SIGTERM
-
-
-def test_handlers_are_as_before_behind_a_command(ask):
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
-    ask("info step.parquet")
-
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == before

@@ -1,18 +1,5 @@
 """`daydream explain` as typed: the text, the JSON object, a change explained, errors in one line."""
 
-import json
-
-
-def test_a_saving_is_what_the_named_what_if_predicts(ask):
-    found = json.loads(ask("explain --trace step.parquet --json").out)
-    answers = [cost["whatifs"][0] for cost in found["avoidable"] if cost["saving_ns"] is not None]
-    best = answers[0]
-    asked = json.loads(ask(*best["command"][1:], "--trace", "step.parquet", "--json").out)
-
-    assert found["basis"] == asked["basis"] == "estimated"
-    assert asked["predicted_ns"] == best["predicted_ns"]
-    assert asked["replayed_ns"] - asked["predicted_ns"] == best["saving_ns"]
-
 
 def test_a_change_can_be_explained(ask):
     done = ask("explain --whatif amp --trace step.parquet")

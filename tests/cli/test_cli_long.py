@@ -1,7 +1,5 @@
 """Of a long recording commands answer from the steps that stand for all, and say so."""
 
-import json
-
 import pytest
 from long_recording import SOME, STEPS
 
@@ -34,10 +32,3 @@ def test_compare_tells_it_of_both(asked, long):
     said = " ".join(asked("compare", "-v", str(long), str(long)).split())  # lines break by the path's length
 
     assert said.count(f"{SOME} of {STEPS} steps") == 2
-
-
-def test_info_tells_all_of_the_recording_and_which_steps_others_look_at(asked, long):
-    said = json.loads(asked("info", "--json", str(long)))
-
-    assert len(said["steps"]) == STEPS
-    assert sum("stand for all" in note for note in said["notes"]) == 1

@@ -72,21 +72,6 @@ def test_what_is_suggested_works_on_any_trace(ask, source, command):
     assert len(followed(ask, [*command.split(), source])) > 1
 
 
-@pytest.mark.usefixtures("traces")
-def test_scaling_suggests_its_own_question(ask):
-    asked = "scaling --workers 1,64 --cluster dgx-a100 --gradient-mb 170 --trace gpt.json.gz"
-
-    _, then, *_ = followed(ask, asked.split())
-
-    assert then == "whatif ddp --workers 64 --cluster dgx-a100 --gradient-mb 170 gpt.json.gz"
-
-
-def test_a_suggestion_reads_the_trace_as_it_was_read(ask):
-    for command in ("info", "replay --trace"):
-        done = ask(*command.split(), "step.json.gz", "--step-marker", "^Optimizer.step")
-        assert done.err.endswith("step.json.gz --step-marker '^Optimizer.step'\n")
-
-
 def test_a_suggested_file_is_a_new_one(ask, folder):
     (folder / "amp.json.gz").write_text("kept")
 

@@ -1,6 +1,5 @@
 """No command writes over what it was given to read, however it was given."""
 
-import os
 import shutil
 
 import pytest
@@ -50,11 +49,3 @@ def test_what_was_imported_into_the_folder_of_its_files_can_be_imported_again(as
     for _ in range(2):
         done = ask("import ranks -o ranks/all.parquet --force")
         assert done.code == 0, done.err
-
-
-@pytest.mark.skipif(os.name != "posix", reason="modes as Unix has them")
-def test_force_keeps_who_may_read_the_file(ask, folder):
-    (folder / "step.parquet").chmod(0o600)
-    assert ask("import step.json.gz --force").code == 0
-
-    assert (folder / "step.parquet").stat().st_mode & 0o777 == 0o600

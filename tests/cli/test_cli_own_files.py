@@ -96,15 +96,6 @@ def test_layers_like_the_one_that_was_wanted(wanted, near):
     assert nearest_layers(wanted, LAYERS) == near
 
 
-def test_a_file_beside_is_suggested_for_a_name_without_suffix(ask, folder):
-    (folder / "no_dropout.py").write_text("def no_dropout(graph):\n    graph.select().scale(0.5)\n")
-
-    for name in ("no_dropout", "no-dropout"):
-        done = ask("whatif", name, "--trace", "step.parquet")
-        assert done.code == FAILED
-        assert done.err == f"error: unknown optimization '{name}'. Did you mean the file './no_dropout.py'?\n"
-
-
 def test_one_that_cannot_be_imported_hides_no_other(ask, folder, monkeypatch):
     broken = EntryPoint("theirs", "no_such_package:theirs", registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "_entry_points", lambda: [broken])

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 
 def steps_of(done):
     """Return the names of the steps that `replay --json` tells of."""
@@ -23,18 +21,6 @@ def test_a_range_is_the_same_from_every_source(ask, tmp_path, monkeypatch):
 
     assert ask("import step.json.gz --steps 1:3 -o few.parquet").code == 0
     assert steps_of(ask("replay --trace few.parquet --json")) == whole[:2]
-
-
-@pytest.mark.parametrize("question", [("whatif", "amp"), ("explain",), ("info",), ("rank",), ("memory",)])
-def test_every_question_about_time_takes_a_range(ask, question):
-    done = ask(*question, "--trace", "step.parquet", "--steps", "1:3", "--json")
-
-    if question == ("memory",):
-        assert done.code == 1
-        assert "without --steps" in done.err
-    else:
-        assert done.code == 0, done.err
-        assert "steps 1:3 of 4" in done.out
 
 
 def test_a_range_without_a_step_is_one_line(ask):

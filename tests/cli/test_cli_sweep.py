@@ -9,28 +9,11 @@ import sys
 import time
 
 import pytest
-from test_cli_json import parsed
 
 from daydream.cli.sweep import values_of
 from daydream.errors import MissingPackageError
 
 SCALE = "sweep scale --trace step.parquet --set factor=1,0.5,...,0.125 --set on=cpu,gpu"
-
-
-def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(ask):
-    done = ask(SCALE)
-
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    step = "3.064 -> 1.380 ms per step, 2.22x (90% interval "
-    assert lines[0].startswith(f"scale factor=0.125 on=gpu: {step}")
-    assert lines[1].startswith("  step time   estimated ")
-    assert " ".join(lines[3].split()) == "factor on predicted, ms 90% interval, ms speedup"
-    assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
-    assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
-    assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu step.parquet\n"
-    next_one = ask(*done.err.split()[2:], "--json")
-    assert json.loads(next_one.out)["speedup"] == parsed(ask(SCALE, "--json"))["scenarios"][0]["speedup"]
 
 
 def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):

@@ -21,21 +21,6 @@ def test_the_file_is_in_the_trace_event_format(ask, folder, command, trace, name
     assert problems(read(folder / name)) == []
 
 
-def test_measured_and_replayed_tasks_are_all_there(folder):
-    replay = daydream.replay(folder / "step.parquet")
-    file.write(folder / "out.json", replay)
-    document = read(folder / "out.json")
-
-    rows = [event for event in slices(document, "measured") if event["cat"] != "step"]
-    tasks = [event for event in slices(document, "replayed") if event["cat"] not in ("step", "wait")]
-    assert len(rows) == len(replay.graph.trace)
-    assert len(tasks) == (replay.timeline.copy == 0).sum()
-    assert {event["name"] for event in slices(document, "replayed") if event["cat"] == "step"} == {
-        f"ProfilerStep#{number}" for number in range(24, 28)
-    }
-    assert set(threads(document).values()) == {"steps", *(lane.name for lane in replay.graph.lanes)}
-
-
 def test_times_are_those_of_the_timeline(folder):
     replay = daydream.replay(folder / "step.parquet")
     file.write(folder / "out.json", replay)

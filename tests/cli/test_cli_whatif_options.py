@@ -102,25 +102,6 @@ def test_help_shows_the_docstring_and_the_options(ask, folder):
     assert "How often.  [required]" in done.out
 
 
-def test_the_order_of_naming_does_not_matter(ask):
-    questions = ("amp+fused-adam", "fused-adam+amp")
-    answers = [json.loads(ask("whatif", each, "--trace", "step.parquet", "--json").out) for each in questions]
-
-    assert answers[0]["predicted_ns"] == answers[1]["predicted_ns"]
-    assert [each["optimization"] for each in answers] == list(questions)
-
-
-def test_what_excludes_each_other_is_refused(ask, folder):
-    body = "def {0}(graph):\n    graph.select().scale(1)\n"
-    (folder / "one.py").write_text('EXCLUDES = {"two"}\n' + body.format("one"))
-    (folder / "two.py").write_text(body.format("two"))
-
-    for question in ("one.py+two.py", "two.py+one.py"):
-        done = ask("whatif", question, "--trace", "step.parquet")
-        assert done.code == 2
-        assert "exclude each other; ask for one of them" in done.err
-
-
 def test_a_change_of_nothing_is_an_error_with_a_reason(ask, folder):
     (folder / "idle.py").write_text("def idle(graph):\n    graph.select()\n")
     (folder / "same.py").write_text("def same(graph):\n    graph.select().scale(1)\n")

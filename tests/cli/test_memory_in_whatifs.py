@@ -34,20 +34,6 @@ def test_a_whatif_says_the_peak_and_whether_it_fits(folder):
     assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), does not fit in 2.00 KiB" in " ".join(done.out.split())
 
 
-def test_json_of_a_whatif(folder):
-    found = json.loads(asked(folder, "whatif fused-adam --json --capacity 2300").out)["memory"]
-
-    assert (found["before_bytes"], found["after_bytes"]) == (NOW, ALWAYS + LAYER + 4 + 2 * WEIGHT + LAYER)
-    assert (found["capacity_bytes"], found["fits"]) == (2300, True)
-
-
-def test_without_memory_events_nothing_is_said(folder):
-    done = asked(folder, "whatif fused-adam", trace="none.parquet")
-    assert "memory" not in done.out
-    found = json.loads(asked(folder, "whatif fused-adam --json", trace="none.parquet").out)
-    assert found["memory"] is None
-
-
 def test_rank_has_a_column_and_sorts_by_it(folder):
     done = asked(folder, "rank --by memory --capacity 2400 --no-curves")
     assert done.code == 0
@@ -62,13 +48,6 @@ def test_rank_by_memory_needs_memory(folder):
     done = asked(folder, "rank --by memory", trace="none.parquet")
     assert (done.code, done.out) == (1, "")
     assert "none.parquet: this trace has no memory events" in done.err
-
-
-def test_scaling_has_a_column(folder):
-    done = asked(folder, "scaling --workers 1,2 --bandwidth 10 --capacity 3000 --json")
-    rows = json.loads(done.out)["workers"]
-    assert [row["memory"]["after_bytes"] for row in rows] == [NOW, NOW + 2 * WEIGHT]
-    assert [row["memory"]["fits"] for row in rows] == [True, False]
 
 
 def test_the_largest_batch(folder):
@@ -134,19 +113,6 @@ def explained(folder, *words, trace="m.parquet"):
     return " ".join(done.out.split())
 
 
-def test_explain_tells_the_peak_what_most_of_it_is_and_whether_it_fits(folder):
-    said = explained(folder, "--capacity", "24GB")
-
-    # 1,536 of 2,628 bytes are there all the time: 512 of parameters, 1,024 of Adam's moments.
-    assert "peak memory 2.6 KiB, fits 24 GB; 39.0% of it optimizer states, reached in optimizer" in said
-    assert "batch-size" not in said  # nothing has to be smaller
-    found = json.loads(explained(folder, "--json", "--capacity", "24GB"))["memory"]
-    assert [found[key] for key in ("before_bytes", "after_bytes", "fits")] == [NOW, NOW, True]
-    assert (found["peak_phase"], found["by_kind"]["optimizer_state"], found["whatifs"]) == (
-        "optimizer", 4 * WEIGHT, [],
-    )  # fmt: skip
-
-
 def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
     said = explained(folder, "--capacity", "2300")
 
@@ -159,12 +125,6 @@ def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
     asked_again = json.loads(asked(folder, *first["command"][1:], "--json", "--capacity", "2300").out)
     assert asked_again["memory"]["after_bytes"] == first["after_bytes"]
     assert asked_again["predicted_ns"] == first["predicted_ns"]
-
-
-def test_explain_after_a_change_tells_the_peak_then(folder):
-    said = explained(folder, "--whatif", "fused-adam", "--capacity", "24GB")
-    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0% of it optimizer states" in said
-    assert "optimizer states, reached in backward" in said
 
 
 def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):

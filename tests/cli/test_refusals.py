@@ -25,17 +25,6 @@ def test_a_report_of_nsight_systems_is_refused_with_the_command_that_exports_it(
     assert "nsys export --type sqlite run.nsys-rep" in ask("info run.nsys-rep").err
 
 
-def test_python_knows_the_names_that_the_command_line_knows(ask):
-    from daydream.transforms.registry import find
-
-    for name in ("bf16", "FP16", "Mixed-Precision", "AMP"):
-        assert find(name).name == "amp"
-    assert [find(name).name for name in ("sdpa", "torch.compile", "fused_adam")] == [
-        "flash-attention", "compile", "fused-adam",
-    ]  # fmt: skip
-    assert ask("whatif Prefetch step.json.gz --json").out == (ask("whatif prefetch step.json.gz --json").out)
-
-
 def test_info_notes_on_stderr_once_that_the_compiled_engine_is_missing(ask, monkeypatch):
     from daydream import compiled
     from daydream.cli import source

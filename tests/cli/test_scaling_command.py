@@ -68,14 +68,6 @@ def test_a_step_is_that_of_ddp_and_its_parts_add_up(replay):
     assert [row.nodes for row in found.rows] == [None, 1, 1, 8]
 
 
-def test_what_bounds_a_slow_network_is_told_apart(replay):
-    slow = daydream.scaling(replay, [8], bandwidth=0.01).rows[0]
-    far = daydream.scaling(replay, [8], bandwidth=1e6, latency_us=1e4).rows[0]
-
-    assert (slow.bound, slow.lost_to) == ("bandwidth", "bandwidth")
-    assert (far.bound, far.lost_to) == ("network latency", "network latency")
-
-
 def test_one_straggler_is_what_all_wait_for(replay):
     found = daydream.scaling(replay, [1, 2, 1024], bandwidth=1e12, straggler=2.0)
 
@@ -157,15 +149,6 @@ def test_the_rows_as_a_table_of_pandas(replay):
     pytest.importorskip("pandas")
 
     assert daydream.scaling(replay, [1, 2], cluster="p3").to_pandas()["workers"].tolist() == [1, 2]
-
-
-def test_the_command_prints_the_table_and_what_to_type_next(ask):
-    done = ask("scaling", *TRACE, "--workers", "1,2,4,...,64", "--bandwidth", "10")
-
-    assert done.code == 0, done.err
-    rows = [line.split()[0] for line in done.out.splitlines()[4:11]]
-    assert rows == ["1", "2", "4", "8", "16", "32", "64"]
-    assert done.err == "next: daydream whatif ddp --workers 64 --bandwidth 10 --gradient-mb 10 step.parquet\n"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,6 @@ from daydream.cli import suggestions as module
 from daydream.cli.suggestions import Suggestions, suggestions
 
 
-def entry(name, saving, code, *, needs=None):
-    return {
-        "optimization": name, "code": code, "needs": needs,
-        "replayed_ns": 10_000_000, "predicted_ns": 10_000_000 - saving, "saving_ns": saving,
-        "predicted_low_ns": None, "predicted_high_ns": None,
-    }  # fmt: skip
-
-
 def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     found = suggestions(folder / "step.parquet", patience_s=100)
     ranked = json.loads(ask("rank --trace step.parquet --json").out)["changes"]
@@ -28,16 +20,6 @@ def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     lines = found.lines(folder / "step.parquet")
     assert lines[0].startswith("top suggestions")
     assert [line.strip() for line in lines[2::2]] == [each["code"] for each in found.entries]
-
-
-def test_only_what_a_line_of_code_does_is_suggested_and_each_line_once():
-    ranked = [
-        entry("gpu", 5_000_000, "x", needs="other hardware"), entry("amp", 4_000_000, "autocast()"),
-        entry("autocast", 3_000_000, "autocast()"), entry("pcie", 2_000_000, None),
-        entry("compile", 1_000_000, "compile()"), entry("slow", -1, "slow()"),
-    ]  # fmt: skip
-
-    assert [each["optimization"] for each in module._largest(ranked)] == ["amp", "compile"]
 
 
 def test_a_trace_that_cannot_be_ranked_is_told_in_a_line(tmp_path):

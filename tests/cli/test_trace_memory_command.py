@@ -21,14 +21,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_the_peak_comes_first_and_a_next_step_last(trained):
-    done = daydream("memory --trace t.parquet --capacity 1GB", folder=trained)
-
-    assert done.code == 0
-    assert done.out.splitlines()[0] == "cpu: peak 15.74 KiB allocated: fits in 1 GB (953.7 MiB left)"
-    assert done.err == "next: daydream whatif fsdp t.parquet\n"
-
-
 @pytest.mark.parametrize("by", ["operators", "layers", "idle"])
 def test_other_looks_have_text_and_json(trained, by):
     done = daydream("memory --trace t.parquet --by", by, folder=trained)

@@ -3,7 +3,7 @@
 from daydream.optimizations._layers import add_layers, remove_layers
 
 from daydream import Graph, simulate
-from daydream.model.parameters import autograd_node_count, graph_walks, scale_autograd_walks
+from daydream.model.parameters import graph_walks
 
 NODE = "autograd::engine::evaluate_function: "
 
@@ -38,18 +38,6 @@ def test_a_pass_is_walked_before_its_first_node_and_behind_its_last():
         walks = graph_walks(two_blocks(steps, passes))
         assert walks.name.tolist() == ["loss", f"{NODE}AccumulateGrad"] * steps * passes
         assert walks.gap_ns.tolist() == [BEFORE, BEHIND] * steps * passes
-
-
-def test_a_backward_pass_on_a_thread_of_its_own_has_no_walk_that_shows():
-    assert not len(graph_walks(two_blocks(backward_lane="autograd")))
-    assert not len(graph_walks(Graph()))
-
-
-def test_walks_take_as_long_as_there_are_nodes():
-    graph = two_blocks()
-    assert autograd_node_count(graph.select()) == 4
-    scale_autograd_walks(graph, 0.5)
-    assert simulate(graph).makespan_ns == STEP - (BEFORE + BEHIND) // 2
 
 
 def test_a_layer_less_has_shorter_walks_and_one_more_longer_ones():

@@ -6,14 +6,14 @@ from contextlib import closing
 import pytest
 from graph.small_graphs import kernels
 from shapes import dims
-from work_traces import Call, graph_of, trace_of
+from work_traces import Call, graph_of
 
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
 from daydream.calibration.run import Calibration, Questions, calibrate
 from daydream.costs import KernelTable, retime
 from daydream.costs.device.measured import give_table
 from daydream.costs.kernels import floor_ns
-from daydream.errors import DaydreamError, GraphError, NotApplicableError, TraceError
+from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.model.half_times import SORTS
 from daydream.transforms.compose import apply, parse
 
@@ -43,13 +43,6 @@ def asked(graph, name, **options):
 
 
 # what is asked ------------------------------------------------------------------------------------
-
-
-def test_amp_asks_for_each_call_in_32_and_in_16_bits_the_longest_first():
-    product = ("aten::mm", "[[64,32],[32,16]]")
-    added = ("aten::add", "[[64,16],[64,16],[]]")
-    wanted = [(*call, dtype) for call in (product, added) for dtype in ("float32", "float16")]
-    assert asked(forward(FORWARD, FORWARD), "amp") == wanted
 
 
 def test_a_batch_asks_for_the_new_shapes():
@@ -84,17 +77,6 @@ def test_amp_takes_the_ratio_of_the_tables_times_and_the_model_for_the_rest():
     assert "Times by model, as shares of the time before: table 69%, bytes 31%." in graph.facts.notes
 
 
-def test_without_the_old_time_the_recorded_one_counts_on_the_same_device_only():
-    new = ("aten::mm", "64x32 32x16", "float16", 300_000)
-    for device, expected in ((None, 300_000), ("Tesla V100-SXM2-16GB", 300_000), ("NVIDIA H100", None)):
-        graph = graph_of(PRODUCT)
-        work = kernels(graph)
-        without = int(retime(graph, work, dtype="float16").duration_ns[0])
-        give_table(graph, times(new, device=device))
-        found = int(retime(graph, work, dtype="float16").duration_ns[0])
-        assert found == (without if expected is None else expected)
-
-
 def test_another_gpu_takes_the_times_measured_there():
     graph = graph_of(FORWARD)
     work = kernels(graph)
@@ -118,12 +100,6 @@ def test_what_does_not_change_keeps_its_time():
 def test_a_table_of_a_cpu_says_nothing_of_a_gpu():
     with pytest.raises(GraphError, match=r"times of a CPU, and this trace's work ran on a Tesla V100"):
         give_table(graph_of(PRODUCT), times(("aten::relu", "1", "float32", 1), device="cpu"))
-
-
-def test_a_trace_is_no_table(tmp_path):
-    trace_of(FORWARD).save(tmp_path / "trace.parquet")
-    with pytest.raises(TraceError, match="is not a table of times"):
-        KernelTable.load(tmp_path / "trace.parquet")
 
 
 def test_a_calibration_reads_back_as_it_was_written(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from graph.small_traces import launched, trace
 
-from daydream.costs.contention import LEAST_PLACES, Measured, measured_contention
+from daydream.costs.contention import LEAST_PLACES, measured_contention
 from daydream.graph.build import build
 
 PLACES = 2 * LEAST_PLACES
@@ -71,33 +71,6 @@ def test_of_a_run_that_was_half_overlapped_the_excess_stands_for_that_half():
     assert found.kernel.factor == pytest.approx(2, rel=1e-3)
 
 
-def test_a_run_that_a_transfer_only_touched_is_neither():
-    assert shown(slowed(1.1), until=150.0).kernel is None
-
-
-def test_too_few_places_show_nothing():
-    assert shown(slowed(1.1), places=LEAST_PLACES).kernel is not None
-    assert shown(slowed(1.1), places=LEAST_PLACES - 1).kernel is None
-
-
-def test_kernels_at_different_places_of_a_step_are_not_compared():
-    found = shown(
-        lambda place, _: 150.0 if place % 2 == 0 else 100.0,
-        beside=lambda place, _: place % 2 == 0,  # in every step
-        name=lambda *_: "same",
-    )
-    assert found.kernel is None
-    assert found.met
-
-
-def test_kernels_that_vary_by_themselves_are_left_out():
-    assert shown(lambda place, step: 100.0 * (1 + 0.2 * step)).kernel is None
-
-
-def test_kernels_as_short_as_the_clock_are_left_out():
-    assert shown(slowed(1.2, alone=0.5)).kernel is None
-
-
 def test_matrix_products_and_other_kernels_are_told_apart():
     found = shown(
         lambda place, step: 100.0 * ((1.3 if place < PLACES else 1.05) if (place + step) % 2 == 0 else 1),
@@ -106,40 +79,3 @@ def test_matrix_products_and_other_kernels_are_told_apart():
     )
     assert found.matrix.factor == pytest.approx(1.3, rel=1e-3)
     assert found.other.factor == pytest.approx(1.05, rel=1e-3)
-
-
-def two_ranks(*, world_size):
-    """Rank 1 comes 500 us later to every collective; transfers take 200 us, 300 beside a kernel."""
-    rows: list[Any] = []
-    for slot in range(4 * PLACES):
-        beside = (slot + slot // PLACES) % 2 == 0
-        end = 900.0 if beside else 800.0
-        # beside the transfer, or while rank 0 waits for rank 1
-        begin, took = (600.0, 300.0) if beside else (120.0, 100.1)
-        size = 4096 * (1 + slot % PLACES)
-        rows += [
-            transfer(slot, 100, end, bytes=size),
-            transfer(slot, 600, end, rank=1, bytes=size, device=1),
-            in_slot(slot, f"kernel {slot % PLACES}", begin, begin + took, 2),
-        ]
-        if beside:
-            rows.append(in_slot(slot, "other", 600, 900, 2, rank=1, device=1))
-    borders = tuple(step * PLACES * SLOT for step in range(5))
-    made = trace(rows, steps=borders, world_size=world_size)
-    made.metadata["steps"] += [{**step, "rank": 1} for step in made.metadata["steps"]]
-    return measured_contention(build(made))
-
-
-def test_a_collective_that_waits_for_its_peers_slows_nothing():
-    found = two_ranks(world_size=2)
-    assert found.kernel.factor == pytest.approx(300 / 100.1, rel=1e-3)
-
-
-def test_transfers_are_compared_where_all_ranks_are_in_the_trace():
-    found = two_ranks(world_size=2).transfer
-    assert found.factor == pytest.approx(1.5, rel=0.01)
-    assert two_ranks(world_size=8).transfer is None
-
-
-def test_a_trace_without_transfers_shows_nothing():
-    assert shown(slowed(1.1), beside=lambda *_: False) == Measured(None, None, None, None, met=False)

@@ -8,7 +8,7 @@ from shared import shared_trace
 
 import daydream
 from daydream import Trace
-from daydream.costs.counters.attaching import attach_counters, base_name
+from daydream.costs.counters.attaching import attach_counters
 from daydream.costs.counters.formats import read_counted
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
@@ -67,15 +67,6 @@ def test_the_long_layout_with_separators_and_scaled_units(tmp_path):
     assert (one.flop, one.bytes) == (2 * 1_048_576, 2_500_000)
 
 
-def test_rules_are_no_metrics_and_what_was_not_counted_is_unknown(tmp_path):
-    text = long_table(
-        ("axpy", 16, {"dram__bytes.sum": ("", "n/a"), "sm__cycles_elapsed.avg": ("cycle", "1,362.20")})
-    )
-    (one,) = read(tmp_path, text + '"0","7","axpy","","","Occupancy","","",""\n')
-    assert one.metrics == {"sm__cycles_elapsed.avg": 1362.2}
-    assert (one.flop, one.bytes) == (None, None)
-
-
 def test_the_wide_layout_has_a_row_of_units(tmp_path):
     header = [
         "ID",
@@ -93,15 +84,6 @@ def test_the_wide_layout_has_a_row_of_units(tmp_path):
     assert (one.blocks, one.bytes, one.flop) == (16, 1_024_000, 1 + 2 + 2 * 3)
 
 
-def test_a_summary_has_means_and_how_many_launches(tmp_path):
-    text = (
-        '"Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Invocations","Minimum",'
-        '"Maximum","Average"\n"7","axpy","(16, 1, 1)","dram__bytes.sum","byte","4","1","9","5"\n'
-    )
-    (one,) = read(tmp_path, text)
-    assert (one.launches, one.bytes) == (4, 5)
-
-
 def test_rocprofv3_counts_work_items_and_kib(tmp_path):
     header = "Dispatch_Id,Process_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value"
     rows = [
@@ -114,19 +96,6 @@ def test_rocprofv3_counts_work_items_and_kib(tmp_path):
     (one,) = read(tmp_path, "\n".join([header, *rows]))
     assert (one.blocks, one.bytes) == (16, 12_800)
     assert one.flop == 64 * (3 + 4 + 2 * 5) + 512 * 6
-
-
-@pytest.mark.parametrize(
-    ("full", "base"),
-    [
-        ("void at::native::elementwise_kernel<128, 2>(int, T3)", "elementwise_kernel"),
-        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
-        ("void (anonymous namespace)::softmax<float, (int)3>(float*)", "softmax"),
-        ("Cijk_Ailk.kd", "Cijk_Ailk"),
-    ],
-)
-def test_a_kernels_own_name(full, base):
-    assert base_name(full) == base
 
 
 def test_launches_meet_kernels_by_name_grid_and_order(tmp_path):

@@ -76,14 +76,6 @@ def test_an_opcode_mix_tells_flop_by_warps_and_shapes(tmp_path):
     assert (one.amounts["shared_instructions"], one.amounts["memory_instructions"]) == (1, 2)
 
 
-def test_instructions_of_threads_count_32_for_one_of_a_warp(tmp_path):
-    by_threads = HIST.replace("instructions 10", "instructions 320")
-    for count in (4, 2, 1):
-        by_threads = by_threads.replace(f" = {count}\n", f" = {32 * count}\n")
-    (warps,), (threads,) = read(tmp_path, HIST), read(tmp_path, "COUNT_WARP_LEVEL = 0\n" + by_threads)
-    assert threads.amounts == warps.amounts
-
-
 @pytest.mark.parametrize(
     ("opcode", "flop"),
     [

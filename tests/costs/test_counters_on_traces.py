@@ -4,12 +4,9 @@ The counters are made: no public recording has a trace and counters of it.
 """
 
 import numpy as np
-import pytest
 from daydream.optimizations._hardware import roofline
-from shared import shared_trace
-from test_counter_files import OPS, attached, kernels, long_table
+from test_counter_files import OPS, kernels, long_table
 
-import daydream
 from daydream import attach_counters, build, counters_table
 from daydream.costs.counters.attaching import base_name
 from daydream.report.views.explanation import counted_sentences
@@ -54,24 +51,6 @@ def answer(trace):
     graph = build(trace)
     roofline(graph)
     return int(graph.select(kind="kernel").duration_ns.sum()), graph.facts.notes
-
-
-@pytest.mark.parametrize(
-    ("file", "amd", "bandwidth"),
-    [("h100_bert_small_inference", False, 3_352), ("mi300x_bert_small_inference", True, 5_300)],
-)
-def test_one_what_if_on_an_h100_and_an_mi300x_with_and_without_counters(tmp_path, file, amd, bandwidth):
-    path = shared_trace(f"kineto/{file}.json.gz")
-    trace = daydream.load(path)
-    whole = sum(ns for *_, ns in launches(trace))
-    table = made(trace, amd, 1, bandwidth / 2)
-    with_counters, notes = answer(attached(daydream.load(path), tmp_path, table))
-    without, plain = answer(trace)
-    assert any("by counters for" in note for note in notes)
-    assert not any("counters" in note for note in plain)
-    # Half of the bandwidth becomes 0.8 of it: no kernel takes less than 5/8.
-    assert 0.625 * whole - 100 <= with_counters < whole
-    assert with_counters != without < whole
 
 
 def test_a_table_has_means_by_kernel_and_sums_by_window(tmp_path):

@@ -36,20 +36,3 @@ def test_fewer_stronger_units_serve_few_blocks_better_than_peaks_say():
     of_a_unit = (V100.bandwidth / V100.units) / (P100.bandwidth / P100.units)
     assert of_a_unit < 1 < V100.bandwidth / P100.bandwidth
     assert on_a100(adding("30,1,1"), "p100") == round(FLOOR + BODY * of_a_unit)
-
-
-def test_a_kernel_of_so_many_blocks_for_every_unit_has_as_many_for_those_of_the_other():
-    assert on_a100(adding("80,1,1")) == round(FLOOR + BODY * PEAKS)
-
-
-def test_libraries_choose_tiles_of_products_that_fill_the_other_device():
-    product = Call("aten::mm", "256x4096 4096x256", [Kernel("one", FLOOR + BODY, grid="20,1,1")])
-    arithmetic = V100.peak("float32") / A100.peak("float32")
-    assert on_a100(product) == round(FLOOR + BODY * arithmetic)
-
-
-def test_attention_brings_its_blocks():
-    heads = [[4, 128, 8, 64]] * 3
-    attention = Call("aten::_flash_attention_forward", heads, [Kernel("one", FLOOR + BODY, grid="4,8,1")])
-    peaks = V100.peak("float32") / A100.peak("float32")
-    assert on_a100(attention) == pytest.approx(FLOOR + BODY * peaks * 108 / 80, abs=1)

@@ -11,8 +11,6 @@ from daydream.costs.device.roofline import (
 from daydream.model.half_times import (
     FLASH_1,
     FLASH_2,
-    TURNED,
-    changes_layout,
     in_16_bits,
 )
 
@@ -72,24 +70,3 @@ def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name
         assert runs_in_tf32(product.graph, product).tolist() == [tf32]
     fast = graph(1_000_000)
     assert in_half(fast, "new_library")[0] == FLOOR + 998_000 // 2  # what is left to gain
-
-
-def test_convolutions_of_planes_are_turned_for_tensor_cores():
-    images, weight, out = [8, 16, 32, 32], [16, 16, 3, 3], [8, 16, 32, 32]
-
-    def turned(kernel, device):
-        graph = graph_of(
-            TINY,
-            Call(
-                "aten::cudnn_convolution", [images, weight, [], [], [], [], [], []], [Kernel(kernel, 90_000)]
-            ),
-            Call("aten::relu", [out], "relu 9_000"),
-            device=device,
-        )
-        return changes_layout(graph, graph.select(name=kernel))[1].tolist()
-
-    moved = 4 * (2 * 8 * 16 * 32 * 32 + 16 * 16 * 9)
-    assert turned("implicit_convolve_sgemm", V100) == [TURNED * moved]
-    assert turned("xmma_fprop_nhwc", V100) == []
-    assert turned("xmma_fprop_tf32", A100) == []  # its changes of layout are in the trace
-    assert turned("implicit_convolve_sgemm", "AMD Instinct MI300X") == []

@@ -51,14 +51,6 @@ def test_a_kernel_that_l2_holds_up_is_bound_by_memory_and_not_by_latency(counted
     assert set(kinds[long]) == {"memory"}
 
 
-def test_far_below_the_highest_rate_a_kernel_waits_for_latency(counted):
-    longest = max(ns for *_, ns in launches(daydream.load(shared_trace(H100))))
-    graph = counted(lambda at, ns: 10_000 if ns == longest else 4_000)
-    _, kinds, long = by_kind(graph)
-    assert reached_l2(graph) == pytest.approx(10_000, rel=1e-3)
-    assert "latency" in set(kinds[long])  # above memory's bandwidth, and at 0.4 of the roof
-
-
 def test_roofline_leaves_kernels_at_the_roof_of_l2(counted):
     with pytest.raises(daydream.DaydreamError, match="reaches 1 of its bound already"):
         daydream.whatif(counted(lambda at, ns: 6_000), "roofline", reach=1.0)

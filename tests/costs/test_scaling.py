@@ -1,6 +1,5 @@
 """Durations when work is multiplied: what grows and what stays."""
 
-import numpy as np
 import pytest
 from work_traces import Call, graph_of
 
@@ -26,42 +25,6 @@ def test_an_operators_overhead_is_read_off_its_calls_of_several_sizes():
     assert times(graph, 0.5)["aten::mm"] == [15_000, 60_000]
     assert times(graph, 1)["aten::mm"] == [20_000, 110_000]
     assert scaled_time(graph, graph.select(kind="cpu"), 2).coverage == {"cpu line": 130_000}
-
-
-def test_calls_of_one_size_take_the_overhead_of_the_traces_tiny_calls():
-    tiny = Call("aten::add", "8 8 -", tail_ns=4_000)
-    graph = graph_of(tiny, tiny, mm(100, 104_000), device=None)
-    found = times(graph, 3)
-    assert found == {"aten::add": [4_000, 4_000], "aten::mm": [304_000]}
-
-
-def test_views_and_calls_that_only_call_others_keep_their_time():
-    inner = Call("aten::addmm", "64 100x64 64x64 - -", tail_ns=105_000)
-    outer = Call("aten::linear", "100x64 64x64 64", inner=[inner], tail_ns=30_000)
-    graph = graph_of(Call("aten::view", "100x64 -", tail_ns=40_000), outer, device=None)
-    found = times(graph, 2)
-    assert found["aten::view"] == [40_000]
-    assert found["aten::linear"] == [30_000]
-    assert found["aten::addmm"] == [205_000]  # all but 5 us, where the trace holds no tiny call
-
-
-def test_an_operator_without_a_formula_grows_if_it_takes_long():
-    graph = graph_of(
-        Call("my::short", "8", tail_ns=15_000), Call("my::long", "8", tail_ns=505_000), device=None
-    )
-    assert times(graph, 2) == {"my::short": [15_000], "my::long": [1_005_000]}
-
-
-def test_an_operand_that_stays_is_packed_once_whatever_is_multiplied_with_it():
-    # 2 MiB in 70 us and the usual 5: 30 B a ns. 3 x 64 KiB take 6,554 ns of the product's 30,000.
-    stream = Call("aten::add", [[2**18], [2**18], []], tail_ns=109_858)
-    graph = graph_of(stream, mm(64, 30_000), device=None)
-    product = graph.select(name="mm")
-    alone = scaled_time(graph, product, 2).duration_ns[0]
-    packed = scaled_time(graph, product, 2, weights=np.array([65_536.0])).duration_ns[0]
-    assert alone - packed == pytest.approx(6_554, rel=0.01)
-    all_of_it = scaled_time(graph, product, 2, weights=np.array([1e9])).duration_ns[0]
-    assert all_of_it == 30_000
 
 
 def test_kernels_keep_their_floor_and_each_task_can_have_its_factor():

@@ -6,7 +6,7 @@ import pytest
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocator import Allocator, OutOfMemoryError
-from daydream.memory.replay import ALLOCATE, DEFER, FREE, Part, Request, Segment, usage
+from daydream.memory.replay import ALLOCATE, DEFER, FREE, Request, usage
 from daydream.memory.settings import Settings
 
 MIB = 1 << 20
@@ -80,19 +80,6 @@ def test_streams_and_private_pools_share_no_block():
     assert allocator.reserved == 0
 
 
-def test_of_equal_blocks_the_recorded_one_is_taken():
-    #  three free segments of 12 MiB: the lowest by the rule; the one that was made first from 2026 on
-    allocator = Allocator()
-    places = [5 << 32, 3 << 32, 4 << 32]
-    for name, place in enumerate(places):
-        allocator.allocate(name, 12 * MIB, address=place, fresh="segment_alloc")
-    for name in range(3):
-        allocator.free(name)
-
-    assert allocator.allocate(3, 12 * MIB, address=places[0]).address == places[0]
-    assert (allocator.allocate(4, 12 * MIB).address, allocator.strays) == (places[1], 0)
-
-
 def test_a_block_that_another_stream_still_uses_serves_no_request():
     def peak(*middle):
         asked = [Request(ALLOCATE, 0, 12 * MIB), *middle, Request(ALLOCATE, 1, 12 * MIB)]
@@ -154,37 +141,7 @@ def test_a_block_that_is_not_split_serves_requests_up_to_20_mib_smaller(second, 
     assert found.peak_reserved_bytes == reserved * MIB
 
 
-@pytest.mark.parametrize(
-    ("asked", "rounded"),
-    [(1200, 1536), (100, 512), (2048, 2048), (2049, 2560), (5 * MIB, 5 * MIB), (5 * MIB + 1, 6 * MIB)],
-)
-def test_sizes_are_rounded_to_a_quarter_of_a_power_of_two(asked, rounded):
-    allocator = Allocator(Settings(roundup_divisions=(4,) * 16))
-
-    # 1200 is below 4 * 512, so it is rounded to 512 bytes; between 4 and 8 MiB steps are 1 MiB.
-    assert allocator.rounded(asked) == rounded
-
-
-def test_divisions_hold_for_their_interval():
-    allocator = Allocator(Settings(roundup_divisions=(1, 1, 2, *[0] * 13)))
-
-    assert allocator.rounded(3 * MIB - 1) == 3 * MIB
-    assert allocator.rounded(4 * MIB + 1) == 6 * MIB  # from 4 to 8 MiB in two steps
-    assert allocator.rounded(8 * MIB + 1) == 8 * MIB + 512
-
-
 # A device that is full ---------------------------------------------------------------------------
-
-
-def test_unused_memory_is_returned_before_it_is_out_of_memory():
-    #  30 MiB: a 12 | b 14, a freed -> c 16 does not fit with both; without a's segment it does
-    asked = [Request(ALLOCATE, 0, 12 * MIB), Request(ALLOCATE, 1, 14 * MIB), Request(FREE, 0)]
-    asked.append(Request(ALLOCATE, 2, 16 * MIB))
-
-    free = usage(asked)
-    assert (free.peak_reserved_bytes, free.retries) == (42 * MIB, 0)
-    full = usage(asked, capacity_bytes=30 * MIB)
-    assert (full.peak_reserved_bytes, full.retries, full.out_of_memory) == (30 * MIB, 1, None)
 
 
 def test_out_of_memory_says_where_and_what_was_held():
@@ -193,18 +150,6 @@ def test_out_of_memory_says_where_and_what_was_held():
     where = usage(asked, capacity_bytes=20 * MIB).out_of_memory
     assert (where.request, where.requests, where.asked_bytes) == (2, 3, 14 * MIB)
     assert (where.allocated_bytes, where.reserved_bytes) == (12 * MIB, 12 * MIB)
-
-
-def test_a_split_segment_cannot_be_returned():
-    #  20 MiB: | a 4 | b 4 | 12 left |, a freed -> 16 MiB are unused, and none of it can be given back
-    allocator = Allocator(capacity_bytes=30 * MIB)
-    allocator.allocate(0, 4 * MIB)
-    allocator.allocate(1, 4 * MIB)
-    allocator.free(0)
-
-    with pytest.raises(OutOfMemoryError):
-        allocator.allocate(2, 13 * MIB)
-    assert allocator.reserved == 20 * MIB
 
 
 def test_waiting_for_the_device_frees_what_other_streams_used():
@@ -243,49 +188,13 @@ def test_garbage_collection_returns_the_oldest_segments_above_the_threshold():
     assert allocator.retries == 0
 
 
-def test_a_fraction_of_the_device_is_the_limit():
-    asked = [Request(ALLOCATE, 0, 12 * MIB)]
-
-    half = Settings(memory_fraction=0.5)
-    assert usage(asked, settings=half, capacity_bytes=24 * MIB).out_of_memory is None
-    assert usage(asked, settings=half, capacity_bytes=23 * MIB).out_of_memory is not None
-
-
 # Sequences ---------------------------------------------------------------------------------------
-
-
-def test_a_sequence_goes_on_from_what_is_held_at_the_start():
-    #  20 MiB: | held 4 | free 6 | waiting 10 |
-    start = [
-        Segment(
-            1 << 30, 0, False, (Part(4 * MIB, 4 * MIB, 0), Part(6 * MIB), Part(10 * MIB, 9 * MIB, 1, True))
-        )
-    ]  # fmt: skip
-    asked = [Request(ALLOCATE, 2, 8 * MIB), Request(FREE, 1), Request(ALLOCATE, 3, 13 * MIB)]
-
-    found = usage(asked, start=start)
-    assert found.peak_reserved_bytes == (20 + 20) * MIB  # 8 MiB do not fit into 6; 13 fit into 6 + 10
-    assert found.peak_allocated_bytes == (4 + 8 + 13) * MIB
-    assert usage(asked[:1], start=start).held == {0: 4 * MIB, 2: 8 * MIB}
 
 
 def test_frees_of_what_is_not_held_are_passed_over_and_names_are_used_once():
     assert usage([Request(FREE, 7), Request(DEFER, 7)]).peak_allocated_bytes == 0
     with pytest.raises(DaydreamError, match="request 1 allocates 3, which is allocated already"):
         usage([Request(ALLOCATE, 3, 1), Request(ALLOCATE, 3, 1)])
-
-
-def test_a_new_segment_lies_where_it_was_recorded_if_there_is_room():
-    asked = [
-        Request(ALLOCATE, 0, 12 * MIB, address=1 << 33),
-        Request(ALLOCATE, 1, 12 * MIB, address=(1 << 33) + MIB),  # inside the first
-        Request(ALLOCATE, 2, 12 * MIB, address=1 << 32),
-    ]
-    allocator = Allocator()
-    places = [allocator.allocate(each.id, each.size, address=each.address).address for each in asked]
-
-    assert (places[0], places[2]) == (1 << 33, 1 << 32)
-    assert places[1] > places[0] + 12 * MIB
 
 
 def test_a_block_that_is_not_split_is_returned_where_the_device_is_full():

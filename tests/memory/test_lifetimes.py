@@ -51,21 +51,6 @@ def test_each_lifetime_has_its_kind(tmp_path):
     assert set(held.texts("phase")) <= {None, "forward", "loss", "backward", "optimizer"}
 
 
-def test_what_the_first_step_holds_from_the_one_before_is_that_of_the_second(tmp_path):
-    held = allocations(trained(tmp_path, 3, 4, 5))
-
-    gradients = held.where(kind="gradient") & (held["begin"] == BEFORE)
-    losses = (held["bytes"] == 8) & (held["begin"] == BEFORE)
-    assert gradients.sum() == losses.sum() == 1
-    assert held["end"][gradients] < held["end"][losses]  # zero_grad clears before the loss is made anew
-    assert held.peak(0, -1)[0] == 64 + 2048 + 8 + 4000 + 2000  # in backward: no gradient of before
-    steps = []
-    for step in (0, 1, 2):
-        place = held["begin"][(held["bytes"] == 2048) & (held["step"] == step)][0]
-        steps.append(int(held["bytes"][held.held_at(place)].sum()))
-    assert steps == [64 + 2048 + 8] * 3  # 8: the loss of the step before
-
-
 def test_nothing_was_held_before_the_first_step_of_all(tmp_path):
     recording = Recording()
     for number in (0, 1):
@@ -92,14 +77,6 @@ def test_parameters_and_state_come_from_the_metadata(tmp_path):
     assert [text for text, row in zip(held.texts("layer"), rows, strict=True) if row] == ["a", "a"]
     gradients = np.flatnonzero(held.where(kind="gradient"))
     assert {held.parameter(row)["name"] for row in gradients} == {"a.weight"}
-
-
-def test_totals_of_a_gpu_are_split_by_the_metadata(tmp_path):
-    described = {"parameters": [ON_GPU], "optimizers": [SGD]}
-    held = allocations(trained(tmp_path, 3, device=0, before=9728, **described))
-
-    assert throughout(held) == {"parameter": 4096, "optimizer_state": 4096, "unknown": 9728 - 8192}
-    assert "1,536 bytes on GPU 0 were held before the recording and stay" in held.notes[-1]
 
 
 def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
+from two_blocks import ALWAYS, predict_memory, two_blocks
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
@@ -22,7 +22,6 @@ from daydream.memory.allocations import (
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.predict.memory import answer_of, largest
-from daydream.predict.rank import rank
 from daydream.report.views.memory import memory_line
 
 KEYS = [
@@ -97,14 +96,6 @@ def test_the_line_of_a_whatif():
     assert line(**doubted) == "peak memory 12.00 -> 8.00 GiB (7.00 to 8.00), too close to tell in 8 GB"
 
 
-def test_the_capacity_is_that_of_the_traces_own_gpu():
-    held = table([(1000, 0, STEP, "temporary")], device=0)
-    held.trace.metadata["devices"] = [{"id": 0, "memory_bytes": 24 * 2**30}]
-
-    assert memory_after(held, []).capacity_bytes == 24 * 2**30
-    assert memory_after(held, [], 5).capacity_bytes == 5
-
-
 def test_the_worst_of_several_ranks_counts():
     held = table([(100, 0, STEP, "temporary"), (200, 0, STEP, "temporary")])
     held["rank"][1] = 1
@@ -160,46 +151,7 @@ def test_mistakes_of_a_file_are_told_in_a_line(edit, said, trace):
 # Ranges ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cases", "ends"),
-    [((0.5, 1.0, 3.0), (50, 100, 300)), ((3.0, 1.0, 2.0), (100, 100, 300))],  # however they are ordered
-)
-def test_what_is_not_known_makes_the_range(cases, ends):
-    held = table([(100, 0, STEP, "temporary")])
-
-    def grow(held):
-        held.scale(held.where(kind="temporary"), held.among(*cases))
-
-    found = memory_after(held, [MemoryChange("mine", grow)])
-
-    assert (found.low_bytes, found.after_bytes, found.high_bytes) == ends
-
-
 # Where it is told -----------------------------------------------------------------------------------
-
-
-def test_rank_sorts_by_memory():
-    ranking = rank(two_blocks(), by="memory", capacity=10**6, pairs=0)
-
-    peaks = [each.memory.after_bytes for each in ranking.optimizations if each.memory is not None]
-    assert len(peaks) > 2
-    assert peaks == sorted(peaks)
-    assert ranking.optimizations[0].optimization == "fused-adam"
-    assert all(each.to_json()["memory"]["fits"] for each in ranking.optimizations if each.memory is not None)
-
-
-def test_sweeps_and_scaling_tell_memory(trace):
-    found = daydream.sweep(trace, "batch-size", {"factor": [2.0, 32.0]}, capacity=3000)
-    peaks = {row["factor"]: (row["peak_memory_bytes"], row["fits"]) for row in found.rows()}
-    assert peaks == {
-        2.0: (ALWAYS + 2 * LAYER + 4 + 4 * WEIGHT, True),
-        32.0: (ALWAYS + 4 + 5 * 32 * LAYER, False),
-    }
-
-    rows = daydream.scaling(trace, [1, 2], bandwidth=10.0, capacity=3000).rows
-    now = ALWAYS + LAYER + 4 + 4 * WEIGHT
-    assert [row.memory.after_bytes for row in rows] == [now, now + 2 * WEIGHT]
-    assert [row.to_json()["memory"]["fits"] for row in rows] == [True, False]
 
 
 def test_the_largest_batch_is_the_last_that_fits(trace):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from recordings import Recording
-from view_text import view_text
 
 from daydream.memory.before import workspaces
 from daydream.memory.lifetimes import allocations
-from daydream.memory.report import NO_SHAPES, idle, layer_needs, operator_footprints, view_of
+from daydream.memory.report import idle
 
 FLOAT = ["float", "float"]
 
@@ -29,21 +28,6 @@ def layers(tmp_path):
     return recording.trace(tmp_path)
 
 
-def test_an_operator_touches_its_tensors_and_what_it_asks_for(layers):
-    found = {each.name: each for each in operator_footprints(allocations(layers))}
-
-    assert found["aten::linear"].footprint_bytes == 4 * 100 + 4 * 200 + 800
-    assert found["aten::linear"].asked_bytes == 800
-    assert found["aten::relu"].footprint_bytes == 4000 + 8000
-    assert found["aten::sum"].footprint_bytes == 800
-
-
-def test_a_layer_needs_its_largest_operator(layers):
-    found = {each.name: each for each in layer_needs(allocations(layers))}
-
-    assert found["a"].working_set_bytes == 400 + 800 + 800
-
-
 def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
     held = allocations(layers)
 
@@ -56,17 +40,6 @@ def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
     # 400 bytes: linear reads them until 20 us; Python frees them at 73 us.
     assert found["aten::randn"].never_again == 1
     assert found["aten::randn"].idle_ns == 73_000 - 20_000
-
-
-def test_without_shapes_the_views_say_what_they_rest_on(tmp_path):
-    recording = Recording()
-    recording.inside("aten::mm", ("a", 512), "a")
-    trace = recording.trace(tmp_path)
-    for by in ("operators", "layers", "idle"):
-        view = view_of(trace, by)
-        assert NO_SHAPES in view.notes
-        assert str(view_text(view)).startswith("cpu: ")
-        assert list(view.to_json()) == ["by", "device", "peak_allocated_bytes", by, "notes"]
 
 
 @pytest.mark.parametrize(

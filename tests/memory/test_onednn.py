@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from two_blocks import BATCH, LAYER, WEIGHT, WIDTH, two_blocks
 
@@ -57,14 +56,3 @@ def test_products_in_16_bits_hold_up_to_a_result_in_32_bits_and_both_operands():
         assert sorted(held["bytes"][scratch].tolist()) == sorted(
             [int(part * each) for each in (forward, forward, backward, backward, forward)]
         )
-
-
-def test_gradients_are_cast_when_what_their_product_saved_is_gone():
-    held = edited("expected")
-
-    gradient = np.flatnonzero(held.where(kind="gradient", layer="blocks.0.fc") & (held["step"] == 1))[0]
-    gy0 = held.where(op=r"threshold_backward$", layer="blocks.0.act") & (held["step"] == 1)
-    half = held.where(kind="temporary", layer="blocks.0.fc", phase="backward") & (held["step"] == 1)
-    half &= held["bytes"] == WEIGHT // 2
-    assert held["end"][gy0][0] < held["begin"][gradient]  # freed by the product's own node
-    assert held["begin"][half][0] < held["end"][gy0][0] < held["begin"][gradient] < held["end"][half][0]

@@ -14,7 +14,7 @@ from daydream.errors import DaydreamError, FileError, TraceError
 from daydream.memory.replay import usage
 from daydream.memory.settings import Settings
 from daydream.memory.snapshot import read_snapshot
-from daydream.memory.snapshot_memory import by_rule, snapshot_memory, source_line
+from daydream.memory.snapshot_memory import by_rule, snapshot_memory
 
 OTHER = START + (1 << 30)
 HEADER = {
@@ -65,20 +65,6 @@ def test_the_start_follows_from_the_end(tmp_path, name):
     assert usage(found.requests, start=found.start).peak_reserved_bytes == 32 * MIB
     ruled = usage(by_rule(found.requests), start=found.start)
     assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
-
-
-def test_a_rest_that_was_not_split_off_belongs_to_its_block(tmp_path):
-    #  | a 11, of 12 | b 8 |  was there before a was freed: a rest of 1 MiB is not split off
-    document = snapshot(
-        [segment(START, (12 * MIB, 0), (8 * MIB, 8 * MIB))],
-        freed(START, 11 * MIB),
-    )
-    found = only(tmp_path, document)
-
-    assert [(part.size, part.requested) for part in found.start[0].blocks] == [
-        (12 * MIB, 11 * MIB), (8 * MIB, 8 * MIB),
-    ]  # fmt: skip
-    assert found.recorded_allocated_bytes == 20 * MIB
 
 
 def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
@@ -159,16 +145,6 @@ def returned(*, frames=(), **later):
     )
 
 
-def test_what_a_full_device_made_the_allocator_return_is_kept_only_where_it_is_as_full(tmp_path):
-    path = write(tmp_path / "s.pickle", returned())
-
-    report = snapshot_memory(path)
-    assert report.devices[0].peak_reserved_bytes == report.devices[0].recorded_reserved_bytes == 40 * MIB
-    assert "The device was full 1 time, and unused memory was returned to it." in report.notes
-    assert snapshot_memory(path, capacity_bytes=100 * MIB).devices[0].peak_reserved_bytes == 70 * MIB
-    assert snapshot_memory(path, capacity_bytes=60 * MIB).devices[0].peak_reserved_bytes == 40 * MIB
-
-
 def test_what_the_program_returned_is_returned_always(tmp_path):
     path = write(tmp_path / "s.pickle", returned(frames=[frame("empty_cache", filename="memory.py")]))
 
@@ -224,23 +200,6 @@ def test_the_peak_is_held_by_source_lines(tmp_path):
     ]  # fmt: skip
     assert sum(each.bytes for each in device.holders) == device.peak_allocated_bytes
     assert device.by_kind == {"unknown": 17 * MIB}
-
-
-@pytest.mark.parametrize(
-    ("frames", "line"),
-    [
-        (None, None),
-        ([], None),
-        ("text", None),
-        ([3, {}], "? "),
-        ([{"filename": "a.cpp", "line": 0, "name": "??"}], "a.cpp ??"),
-        ([{"filename": "C:\\work\\gpt\\train.py", "line": 7, "name": "step"}], "gpt/train.py:7 step"),
-        ([frame("f", 1, "/x/torch/a.py"), frame("g", 2, "/x/b.py")], "x/b.py:2 g"),
-        ([frame("f", 1, "/x/torch/a.py")], "torch/a.py:1 f"),
-    ],
-)
-def test_a_stack_is_told_by_its_innermost_own_line(frames, line):
-    assert source_line(frames) == line
 
 
 # What is doubtful --------------------------------------------------------------------------------

@@ -41,12 +41,6 @@ def reserved(trace, **how):
 APART = segment(1 << 30, 3 * MIB, -16 * MIB, 1 * MIB)
 
 
-def test_a_request_is_served_from_what_was_there(tmp_path):
-    assert reserved(recorded(tmp_path, APART)) == 20 * MIB
-    # 17 MiB do not lie between them; asked for anew, they take 18: segments are of whole 2 MiB.
-    assert reserved(recorded(tmp_path, APART, asked=17 * MIB)) == 20 * MIB + 18 * MIB
-
-
 def test_what_lay_cached_counts(tmp_path):
     trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
 
@@ -101,12 +95,3 @@ def test_segments_that_grow_go_on_growing(tmp_path):
     grows = segment(1 << 30, 3 * MIB, MIB, -16 * MIB, is_expandable=True)
     # 16 MiB are free at its end, and 14 more are needed: it grows by pages of 20.
     assert reserved(recorded(tmp_path, grows, asked=30 * MIB)) == 20 * MIB + 20 * MIB
-
-
-def test_ranks_have_each_their_own(tmp_path):
-    trace = recorded(tmp_path, APART)
-    own = {"rank": 0, "held_before": trace.metadata.pop("held_before")}
-    trace.metadata["ranks"] = [own]
-    assert reserved(trace) == 20 * MIB
-    own["rank"] = 1
-    assert reserved(trace) == reserved(recorded(tmp_path))

@@ -38,12 +38,6 @@ def test_adam_keeps_two_values_of_each_parameter_that_gets_a_gradient():
     assert any("assumed to be the optimizer's state" in note for note in held.notes)
 
 
-def test_state_that_has_no_room_is_not_told():
-    held = allocations(on_a_gpu(4 * WEIGHT - 1))
-    assert before(held, "optimizer_state") == []
-    assert before(held, "unknown") == [4 * WEIGHT - 1]
-
-
 def test_state_that_is_told_goes_or_is_shared():
     trace = on_a_gpu(6 * WEIGHT)
     assert before(edited(trace, "p3", update="server"), "optimizer_state") == []

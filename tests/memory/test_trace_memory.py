@@ -107,14 +107,6 @@ def test_sums_add_up_to_the_peak_of_any_history(asked):
         assert sum(holder.bytes for holder in each.holders) == each.peak_allocated_bytes
 
 
-def test_the_first_screen_fits_a_terminal(training):
-    lines = str(view_text(memory_of(training))).splitlines()
-    assert len(lines) <= 24
-    assert lines[0].startswith("cpu: peak 15.74 KiB allocated")
-    verbose = str(view_text(memory_of(training), verbose=True))
-    assert "held at the peak, by phase" in verbose
-
-
 def test_names_from_a_trace_cannot_steer_a_terminal(tmp_path):
     recording = Recording()
     recording.inside("aten::mm\x1b[31m", ("a", 512), "a")

@@ -4,7 +4,7 @@ import pytest
 from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations.compile import compile as compile_
 from graph.small_graphs import kernels
-from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses
+from recorded import Program, does_not_apply, kernel_names, noted, refuses
 
 import daydream
 from daydream import GraphError
@@ -47,15 +47,6 @@ def test_only_the_forward_pass_is_a_graph():
     # 9 launches of the forward pass become one; 9 of the backward pass and the update's stay
     assert launches(graph) == ["cudaGraphLaunch", *before[9:]]
     assert len(kernels(graph)) == 9 + 9 + 1
-
-
-def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
-    graph = on_device()
-    before = launches(graph)
-    cuda_graphs(graph, layer="blocks.*", launch_us=0.001)
-    one = "cudaGraphLaunch"
-    # blocks.0, blocks.1, head's own 3; head's 3, blocks.1, blocks.0; the update
-    assert launches(graph) == [one, one, *before[6:9], *before[9:12], one, one, before[18]]
 
 
 @pytest.mark.parametrize(
@@ -199,15 +190,6 @@ def broken(*, step=0, program=None, pieces=2, **metadata):
     return program.graph(vendor="cpu", **metadata)
 
 
-def test_each_break_is_told_by_the_frame_that_broke():
-    second = {"region": "1/0", "source": "train.py(15): forward", "reason": "data-dependent branch"}
-    found = breaks_of(broken(pieces=3, graph_breaks=[*BREAKS, second]))
-    assert [(one.source, one.count, one.ns) for one in found] == [
-        ("train.py(12): forward", 1, 7_000),
-        ("train.py(15): forward", 1, 7_000),
-    ]
-
-
 def test_explain_names_the_breaks_and_what_their_absence_would_save():
     explanation = daydream.explain(broken(graph_breaks=BREAKS))
     assert any("train.py(12): forward: Call to print; 1 per step" in note for note in explanation.notes)
@@ -219,18 +201,3 @@ def test_explain_names_the_breaks_and_what_their_absence_would_save():
 def test_a_break_whose_line_was_not_recorded_is_counted_all_the_same():
     (found,) = breaks_of(broken())
     assert (found.source, found.count) == (None, 1)
-
-
-def test_a_call_of_one_graph_has_no_breaks():
-    assert breaks_of(broken(pieces=1)) == []
-    does_not_apply("compiled code already", compile_, broken(pieces=1))
-
-
-def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_stay():
-    graph = broken(pieces=2, graph_breaks=BREAKS)
-    before = makespan(graph)
-    compile_(graph)
-    # of 2 x (3 + 4) us forward and 2 x 6 us backward a half goes
-    assert before - makespan(graph) == 7_000 + 6_000
-    assert graph.select(name="cpp_fused").duration_ns.tolist() == [10_000] * 4
-    does_not_apply("compiled code already", compile_, broken(), graph_breaks=2)

@@ -30,17 +30,6 @@ def test_a_layer_of_a_compiled_call_takes_its_own_backward_work_along_and_no_oth
     }
 
 
-def test_a_call_takes_the_node_along_where_all_of_it_is_replaced():
-    graph = whole_call(layers=False)
-    replace(graph, layer="*", factor=0.5)
-    assert ns_by_name(graph) == {
-        "norm forward": 5,
-        "mlp forward": 15,
-        "mlp backward": 30,
-        "norm backward": 10,
-    }
-
-
 @pytest.mark.parametrize("function", ["CompiledFunction", "MyFunction"])
 def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(function):
     does_not_apply(
@@ -53,15 +42,3 @@ def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(fun
         layer="norm",
         factor=0.5,
     )
-
-
-def test_an_operator_of_a_library_is_one_operation_whatever_kernels_it_calls():
-    # aten::convolution has one derivative, also where the choice leaves out the bias that it adds
-    graph = whole_call("aten::whole")
-    replace(graph, op="^aten::norm$", factor=0.5)
-    assert ns_by_name(graph) == {
-        "norm forward": 5,
-        "mlp forward": 30,
-        "mlp backward": 30,
-        "norm backward": 10,
-    }

@@ -5,29 +5,18 @@ import json
 import pytest
 from daydream.optimizations.compile import compile as compile_
 from graph.small_graphs import names
-from graph.small_traces import op, trace
 from recorded import Program, does_not_apply
 from shapes import dims
 
-import daydream
-from daydream import simulate
-from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
-from daydream.graph.tables import Lane
 from daydream.model.compiled_calls import (
-    BACKWARD,
-    FASTEST,
-    FORWARD,
     FUSED_LOOP_NS,
     LEAST,
-    LIBRARY_CALL_NS,
-    SLOWEST,
     STORE_NS,
     WHOLE,
     channels_last_factors,
     fused_bodies_ns,
     masks_ns,
-    slowness,
 )
 
 ROWS, WIDE = 64, 256  # activations of 64 KB: large enough that an operator on them has a body
@@ -86,57 +75,6 @@ def test_library_calls_stay_and_what_lies_between_becomes_a_loop():
     assert len(graph.select(phase="optimizer")) == 9
 
 
-def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
-    #  thread  |forward|loss|backward|wait     |update      gloo  |   all-reduce 1 s     |
-    graph = perceptron()
-    product = graph.select(name="aten::mm")
-    graph.add_lane(Lane("gloo 0", on_device=True, host=True))
-    wait = graph.insert_after(product, "wait for collective", duration_ns=0, phase="backward")
-    reduced = graph.insert(
-        "gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=10**9, after=product, before=wait
-    )
-    compile_(graph)
-    timeline = simulate(graph)
-    at = {int(task): place for place, task in enumerate(timeline.task)}
-    update, transfer = (at[int(some.ids[0])] for some in (graph.select(phase="optimizer"), reduced))
-    assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
-
-
-def test_python_and_wrapping_operators_go_and_fixed_costs_come():
-    graph = perceptron()
-    compile_(graph)
-    forward = graph.select(phase="forward")
-    assert forward.gap_ns.tolist() == [0, 0, 0, PYTHON]  # what follows the model's call is not compiled
-    assert forward.duration_ns[1] == 100_000 + LIBRARY_CALL_NS
-    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
-        own = graph.select(phase=phase).where(name="wrappers")
-        # Nine are updated. No head of an operator takes any time here: it is the fastest of machines.
-        assert own.total("duration_ns") == FASTEST * (fixed.call_ns + 9 * fixed.parameter_ns)
-
-
-@pytest.mark.parametrize(("times", "told"), [(0.1, FASTEST), (1.0, 1.0), (1.7, 1.7), (9.0, SLOWEST)])
-def test_fixed_costs_are_as_much_longer_as_heads_of_operators_are(times, told):
-    usual = {
-        (group, outer): ns for group, outer, inner, _, ns in TYPICAL["heads"] if inner == "aten::transpose"
-    }
-    rows = [
-        [
-            op("aten::t", at, at + 9, op="aten::t", phase=phase),
-            op(
-                "aten::transpose",
-                at + times * usual[phase, "aten::t"] / 1000,
-                at + 9,
-                op="aten::t",
-                phase=phase,
-            ),
-        ]
-        for phase, at in (("forward", 0), ("backward", 50))
-    ]
-    found = slowness(daydream.build(trace(rows, steps=(0, 100, 200))))
-
-    assert found == {phase: pytest.approx(told, abs=0.001) for phase in ("forward", "backward")}
-
-
 def test_a_loop_has_the_work_of_its_parts_without_their_overheads_and_intermediates():
     graph = perceptron()
     parts = graph.select(phase="forward", op=r"sigmoid|tanh")
@@ -169,18 +107,6 @@ def test_a_mask_is_stored_where_nothing_keeps_what_a_relu_returns(behind, shapes
     tasks = graph.select(phase="forward")
     added = masks_ns(tasks, tasks.where(within="addmm"))
     assert added.sum() == pytest.approx(STORE_NS * ROWS * WIDE if stored else 0)
-
-
-def test_a_module_that_calls_a_recurrent_layer_stays_as_it_is():
-    program = Program()
-    call(program, "aten::embedding", "forward", 9_000, [[10, WIDE], [64]], layer="decoder.words")
-    call(program, "aten::lstm", "forward", 90_000, None, layer="decoder.lstm")
-    call(program, "aten::relu", "forward", 20_000, ACTIVATION, layer="encoder.act")
-    call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer="encoder.act")
-    graph = program.graph(vendor="cpu")
-    compile_(graph)
-    assert names(graph.select(layer="decoder.*")) == "aten::embedding, aten::lstm"
-    assert graph.select(name="fused loop").layer.tolist() == ["encoder.act"]
 
 
 @pytest.mark.parametrize("layer", ["lstm", None])

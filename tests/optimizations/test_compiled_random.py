@@ -59,10 +59,6 @@ def test_each_element_is_drawn_by_itself_and_its_mask_read_in_each_pass(around, 
     assert backward == pytest.approx(1_000 * passes[1] * READ_DRAWN_NS)
 
 
-def test_without_random_numbers_nothing_is_added():
-    assert drawn_ns(dropped("aten::add_")) == [0, 0]
-
-
 def test_the_loop_takes_the_drawing_and_not_the_time_that_torch_took():
     times = {}
     for draw in ("aten::bernoulli_", "aten::add_"):

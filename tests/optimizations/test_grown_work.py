@@ -1,21 +1,15 @@
 """What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand."""
 
-import numpy as np
-import pytest
-from daydream.optimizations._hardware import scale
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from daydream.optimizations.pipeline import input_bytes
 from daydream.optimizations.tensor_parallel import Divided
-from graph.small_graphs import kernels, named
-from recorded import Program, of_calls
+from graph.small_graphs import kernels
+from recorded import of_calls
 from test_model_parallel import transformer
 
 from daydream.costs import work
-from daydream.costs.device.call_scaling import copies_ns, link_bandwidth, memory_bandwidth
-from daydream.costs.kernels import floor_ns
 
 MIB = 2**20
-PINNED = "Memcpy HtoD (Pinned -> Device)"
 
 
 def streaming():
@@ -27,22 +21,6 @@ def streaming():
         "add_ 32x16 32x16 - optimizer",
         ns=12 * MIB,
     )
-
-
-@pytest.mark.parametrize("edit", [
-    lambda graph: batch_size(graph, factor=4),
-    lambda graph: batch_size(graph, factor=0.5),
-    lambda graph: scale(graph, factor=0.1),
-    lambda graph: named(graph, "add").remove(),
-])  # fmt: skip
-def test_the_bandwidth_of_a_machine_is_what_was_recorded_whatever_was_edited(edit):
-    graph = streaming()
-    # The most that can be, 5,000 ns, counts as the kernels' fixed cost.
-    rate = 24 * MIB / (12 * MIB - 5_000)
-    edit(graph)
-    assert floor_ns(graph) == 5_000
-    assert memory_bandwidth(graph) == pytest.approx(rate)
-    assert copies_ns(graph, np.array([MIB])) == pytest.approx([5_000 + 2 * MIB / rate])
 
 
 def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
@@ -63,21 +41,6 @@ def test_work_of_unknown_batch_grows_by_the_factor():
     graph = of_calls(*[("add", "1000 1000", phase) for phase in phases])
     batch_size(graph, factor=3)
     assert work(graph, kernels(graph)).flop.tolist() == [3000, 3000, 1000]
-
-
-def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
-    p = Program()
-    p.op("aten::copy_", "data", (PINNED, 4 * MIB))
-    p.op("aten::linear", "forward", ("gemm", 1_000), shapes="8x16 32x16 32")
-    p.op("aten::linear", "backward", ("gemm", 1_000), shapes="8x16 32x16 32")
-    for row in p.rows:
-        if row["kind"] == "memcpy":
-            row["bytes"] = 8 * MIB
-    graph = p.graph()
-    batch_size(graph, factor=4)
-    copies = graph.select(kind="memcpy")
-    assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
-    assert link_bandwidth(graph) == pytest.approx(2.0)
 
 
 def test_sums_of_divided_layers_are_those_of_the_larger_batch():

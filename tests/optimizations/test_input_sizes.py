@@ -7,11 +7,11 @@ from daydream.optimizations._optimizer import fused_adam
 from daydream.optimizations.batch_size import batch_size, sequence_length
 from graph.small_graphs import kernels
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_calls, refuses
+from recorded import Program, does_not_apply, kernel_ns, makespan, of_calls, refuses
 from shared import shared_replay
 
 from daydream import Graph
-from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
+from daydream.costs.device.input_sizes import is_feature_size, recorded_length
 from daydream.costs.device.launch_grids import growth_by_grids
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
@@ -94,18 +94,6 @@ def test_tokens_picked_for_an_expert_grow_with_all_tokens():
     assert no_rows == 1
 
 
-def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
-    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
-    graph = of_calls(
-        "linear 4x5x16 64x16 64",
-        "mul 12x12 -",
-        "fill_ 1x64 - backward",
-        "add 4x5x64 4x5x64",
-    )
-    batch_size(graph, factor=2)
-    assert grown(graph) == [2, 1, 1, 2]
-
-
 def test_lengths_that_are_no_question_are_refused():
     does_not_apply("10 tokens already", sequence_length, attention(), length=10)
     refuses("1 or more", sequence_length, attention(), length=0)
@@ -124,26 +112,8 @@ def training_by_shapes():
     return p.graph()
 
 
-@pytest.mark.parametrize("factor", [0.5, 2, 3.5])
-def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
-    graph = training_by_shapes()
-    assert recorded_batch(graph) == 6
-    batch_size(graph, factor=factor)
-    loading = 2 * factor + 4 + 100 * factor  # the operator's own 2 and the copy grow, the latency does not
-    assert makespan(graph) == loading + 2 * (5_000 + 75_000 * factor) + 80_000 + 80_000
-
-
 def test_a_batch_of_no_whole_number_is_refused():
     refuses("not a whole number", batch_size, training_by_shapes(), factor=0.3)
-
-
-def test_sequence_first_layouts_do_not_hide_the_batch():
-    graph = of_calls(
-        "linear 43x8x16 16x16 16",
-        "conv1d 8x4x43 16x4x1 16",
-        "relu 8x16x43",  # shows the convolution's output
-    )
-    assert recorded_batch(graph) == 8
 
 
 # Products without a bias: which of their sizes is the batch
@@ -180,11 +150,6 @@ def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
     assert isnan(found.results[4])  # no product
 
 
-def test_a_product_of_parameters_alone_stays():
-    found = growth(products("5x16 16x64"), 8, 16)
-    assert (found.flop[1], found.nbytes[1]) == (1, 1)
-
-
 @pytest.mark.parametrize("added", [[16], [1, 16], [1, 1]])
 def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
     # 16 features are a multiple of the batch of 8, too.
@@ -215,12 +180,6 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_a_librarys_convolution_keeps_its_weight():
-    # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
-    graph = of_calls("cudnn_convolution 8x64x1x30 64x64x1x1", "relu 8x64x1x30")
-    assert growth(graph, 8, 24).flop.tolist() == [3.0, 3.0]
-
-
 def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
     p = Program()
@@ -235,18 +194,6 @@ def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
 
 
 # Which size is meant
-
-
-@pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
-def test_the_length_stands_where_the_operator_has_it(name):
-    #                   batch x length x heads x width,            batch x heads x length x width
-    call = (name, [[2, 40, 6, 8]] * 3)
-    assert recorded_length(of_calls(call)) == 40
-    both = of_calls(call, ("_scaled_dot_product_flash_attention", [[2, 6, 40, 8]] * 3))
-    assert (recorded_length(both), recorded_batch(both)) == (40, 2)
-    sequence_length(both, length=20)
-    # Half as many queries and half as many keys: a quarter of the scores.
-    assert grown(both) == [1 / 4, 1 / 4]
 
 
 def test_of_two_sizes_seen_equally_often_none_is_taken():
@@ -283,35 +230,7 @@ def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
     assert grown(graph) == [2, 2, 2, 2, 2]
 
 
-def test_a_size_of_one_is_no_evidence_beside_another():
-    words, positions = ("embedding", "100x16 8x20"), ("embedding", "50x16 1x20")
-    assert recorded_batch(of_calls(words, positions)) == 8
-
-
 # Work without shapes
-
-
-def decoding(*, with_shapes, without, training=False):
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes="8x16 32x16 32")
-    p.op("graph launch", "backward" if training else "forward", ("replayed", without))
-    return p.graph()
-
-
-@pytest.mark.parametrize("factor", [0.5, 2])
-def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    does_not_apply(
-        "no shapes show how 75% of the work would grow",
-        batch_size,
-        decoding(with_shapes=100_000, without=300_000),
-        factor=factor,
-    )
-    does_not_apply(
-        "no shapes show how 100% of the work would grow",
-        batch_size,
-        of_calls(("linear", None)),
-        factor=factor,
-    )
 
 
 # Work that only grids tell of
@@ -347,14 +266,6 @@ def grids_of_a_step(length=64, heads=6, width=80):
         (VECTORIZED.format("transposed copy"), "125,1,1", "backward"),  # as large as the parameters
         (VECTORIZED.format("update"), "125,1,1", "optimizer"),
     )
-
-
-def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
-    graph = grids_of_a_step()
-    sequence_length(graph, length=128)
-    #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
-    assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
-    assert noted(graph, "from 64 to 128 tokens")
 
 
 def test_grids_without_scores_do_not_tell_a_length():
@@ -395,16 +306,7 @@ def test_a_length_that_grids_contradict_is_refused():
 # Public traces, where their layout decides the answer
 
 
-COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
 LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"
-
-
-def test_every_product_of_a_compiled_model_grows_by_its_rows():
-    graph = shared_replay(COMPILED).graph.copy()
-    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
-    products = graph.select(kind="kernel", op=r"^aten::mm$")
-    for old, new, every in ((8, 16, False), (4096, 2048, True)):
-        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}
 
 
 @pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])

@@ -17,8 +17,7 @@ from recorded import (
 from shared import shared_replay
 
 import daydream
-from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
-from daydream.model.compiled_calls import FORWARD, LIBRARY_CALL_NS
+from daydream.costs.device.fusion import fused_chain_ns
 
 RELU = "vectorized_elementwise_kernel relu"
 
@@ -49,24 +48,6 @@ def test_nodes_are_no_further_apart_than_a_graph_has_them():
     assert makespan(graph) == 4 + 2 + 3 + 2 + 1 + 2
 
 
-def test_a_wait_parts_the_step_in_two_graphs():
-    #  thread    |graph 1|waits until 6, 3|graph 1|launched at 9      stream 7  4|a 2|   13|b 2|c 2|
-    graph = three_kernels()
-    wait_before(graph, named(graph, "b").launches(), phase="forward")
-    cuda_graphs(graph, launch_us=0.001)
-    assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [1, 1]
-    assert makespan(graph) == 4 + 2 + 3 + 4 + 2 + 2
-
-
-def test_copies_of_inputs_and_the_phases_around_stay_as_they_are():
-    graph = thread_and_stream(
-        "Memcpy HtoD (Pinned -> Device) 9 forward, a 2 forward, b 2 backward, u 2 optimizer, x 2 other",
-    )  # fmt: skip
-    cuda_graphs(graph, optimizer=False)
-    #  copy, graph of a and b, u, x
-    assert names(graph.select(kind="cpu")) == "begin, launch, cudaGraphLaunch, launch, launch"
-
-
 def test_waits_between_streams_hold_inside_a_graph():
     #  thread    |launch a|launch b|launch c|        stream 7  |a|  |c|   stream 8  |b|
     #  b waits for a, c waits for b
@@ -95,35 +76,6 @@ def test_pauses_and_calls_that_are_no_dispatch_stay():
     assert names(thread) == "begin, cudaGraphLaunch, first use"
     assert thread.total("duration_ns") + thread.total("gap_ns") == 1 + 2_000_000 + 3_000_000
     assert "5.00 ms per step of CPU time between captured launches stay" in graph.facts.notes[-1]
-
-
-def test_what_lies_before_the_first_launch_and_behind_the_last_stays():
-    graph = three_kernels()
-    begin = graph.select(name="begin")
-    begin.set(duration_ns=500, gap_ns=70)  # a loader's call
-    graph.tasks(kernels(graph).launches().ids[2:]).set(gap_ns=800)
-    cuda_graphs(graph, launch_us=0.001)
-    thread = graph.select(kind="cpu")
-    assert thread.total("duration_ns") + thread.total("gap_ns") == 500 + 70 + 1 + 800
-
-
-def test_delays_without_a_known_cause_stay():
-    graph = three_kernels()
-    named(graph, "a").set(gap_ns=90_000)  # no start-up of a kernel takes so long
-    cuda_graphs(graph, launch_us=0.001)
-    assert makespan(graph) == 4 + 2 + 90_000 + 2 + 2
-
-
-def test_a_loader_thread_is_no_part_of_the_graph_of_the_model():
-    #  the loader launches "x" on a stream of its own between launches of the model, and waits for it
-    graph = thread_and_stream(*[(name, 2, "forward") for name in "axbxc"])
-    loaded = named(graph, "x")
-    loaded.launches().move("loader", follows=False, held_for=False)
-    loaded.move("stream 8", follows=False, held_for=False)
-    cuda_graphs(graph, launch_us=0.001)
-    assert len(graph.select(name="cudaGraphLaunch").where(lane="thread 1")) == 1
-    model = graph.select(name="^[abc]$")
-    assert set(model.launches().lane) == {graph.select(name="begin").lane[0]}
 
 
 @pytest.mark.parametrize("options", [{"launch_us": -5.0}, {"node_us": -1.0}])
@@ -204,44 +156,6 @@ def test_no_chain_and_no_device_are_refused():
         compile_,
         thread_and_stream("triton_poi_fused_add_0 50 forward, gemm 9 forward, triton_x 9 loss"),
     )
-
-
-def test_a_chain_ends_at_a_wait_at_another_pass_and_at_other_work_of_the_stream():
-    graph = thread_and_stream(*[(RELU, 10, "forward")] * 4, *[(RELU, 10, "backward")] * 2)
-    work = kernels(graph)
-    wait_before(graph, graph.tasks(work.ids[2:3]).launches(), phase="forward")
-    assert fusible_chains(graph, work).sizes.tolist() == [2, 2, 2]
-    work.first().set(phase="other")
-    assert fusible_chains(graph, graph.tasks(work.ids[1:])).sizes.tolist() == [2, 2]
-
-
-def test_compiled_passes_run_no_python_between_operators():
-    # Two products with a module's Python and a view between them: 500 and 10 ns go. What stays is each
-    # product's operator (2 + 6 + 2 ns), called from generated code, and the fixed costs of one call.
-    program = Program()
-    program.op("aten::mm", "forward", ("gemm", 50))
-    program.now += 500
-    program.op("aten::view", "forward")
-    program.op("aten::mm", "forward", ("gemm", 50))
-    graph = program.graph()
-    compile_(graph)
-    thread = graph.select(kind="cpu")
-    assert thread.total("gap_ns") == 0
-    assert "aten::view" not in thread.op.tolist()
-    assert thread.total("duration_ns") == 2 * (10 + LIBRARY_CALL_NS) + FORWARD.call_ns
-    assert "go on the CPU" in graph.facts.notes[-1]
-
-
-def test_a_captured_step_runs_no_guards_of_compiled_code():
-    program = Program()
-    for _ in range(2):
-        program.op("aten::mm", "forward", ("gemm", 50))
-        program.now += 500
-    graph = program.graph()
-    compile_(graph)
-    assert len(graph.select(name="guards and wrappers")) == 1
-    cuda_graphs(graph, launch_us=0.001)
-    assert names(graph.select(kind="cpu")) == "cudaGraphLaunch"
 
 
 @pytest.mark.parametrize(("runs", "refused"), [(1, True), (4, False)])

@@ -47,14 +47,6 @@ def test_too_few_workers_hold_up_the_step(workers, end):
     assert set(graph.select(phase="data", name="load").lane) == {"loader workers"}
 
 
-def test_device_work_of_the_loading_phase_stays_on_the_main_thread():
-    graph = thread_and_stream((PAGEABLE, 30, "data"), ("k", 10, "forward"))
-    graph.insert_before(graph.select(name="begin"), "read", duration_ns=100, phase="data")
-    dataloader(graph, get_ms=FETCH)
-    assert graph.select(kind="memcpy").launches().lane.tolist() == ["thread 1"]
-    assert makespan(graph) == 5 + 4 + 30 + 10
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -181,23 +173,6 @@ def bursts_of_two(cycles=8, unit=1):
     return trace(rows, steps=tuple(starts))
 
 
-@pytest.mark.parametrize(
-    ("options", "mean"),
-    [
-        ({"workers": 1}, 100),
-        ({"workers": 2}, 50),
-        ({"workers": 4}, 25),
-        ({"workers": 4, "recorded": 4}, 50),
-        ({}, 10),  # never waits: two calls of 5 us
-    ],
-)
-def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(options, mean):
-    replay = daydream.replay(bursts_of_two())
-    assert replay.measured_ns == pytest.approx(50e3, rel=0.12)
-    predicted = daydream.whatif(replay, "dataloader", get_ms=FETCH, **options)
-    assert predicted.predicted_ns == pytest.approx(mean * 1e3, rel=0.12)
-
-
 @pytest.mark.parametrize("recorded", [None, 3])
 def test_as_many_workers_as_were_recorded_give_the_steps_that_were(recorded):
     replay = daydream.replay(bursts_of_two())
@@ -247,21 +222,6 @@ def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whol
     predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
     assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
     assert predicted.predicted_high_ns >= 0.999e3 * whole
-
-
-def test_a_pause_that_no_recorded_step_waits_for_sets_no_pace():
-    #  thread  |launch 5| nothing recorded, 60 ms |launch 5|synchronize 30|
-    #  stream           |k 90 ..............................|k 5          |
-    rows = []
-    for at in range(0, 1_000_000, 100_000):
-        rows += launched("k", at, at + 5_000, at + 95_000, at)
-        rows += launched("k", at + 65_000, at + 95_000, at + 100_000, at + 1)
-        rows += [call("cudaDeviceSynchronize", at + 70_000, at + 100_000)]
-    replay = daydream.replay(trace(rows, steps=tuple(range(0, 1_000_001, 100_000))))
-    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    #  then the step takes what the thread does, during whose second launch the second kernel runs
-    assert predicted.predicted_ns == pytest.approx(70e6, rel=0.001)
-    assert predicted.predicted_high_ns < 95e6
 
 
 def test_a_trace_suggests_twice_the_workers_that_load_already():

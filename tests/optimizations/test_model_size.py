@@ -3,12 +3,10 @@
 import pytest
 from daydream.optimizations._layers import add_layers, freeze, gradient_parts
 from daydream.optimizations.checkpointing import checkpointing
-from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from graph.small_graphs import kernels, names, put
+from graph.small_graphs import kernels, put
 from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses
 
 from daydream import Graph
-from daydream.model.blocks import matching_blocks, repeated_blocks
 from daydream.model.parameters import joint_update, trained_parameters
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
@@ -50,26 +48,6 @@ WHOLE = 5 + 60 + 3 + 63 + 7
 
 
 # Blocks
-
-
-def test_a_block_is_an_outermost_module_with_all_inside_it():
-    graph = three_blocks()
-    assert matching_blocks(graph, "blocks.*") == ["blocks.0", "blocks.1", "blocks.2"]
-    assert matching_blocks(graph, "*.fc") == ["blocks.0.fc", "blocks.1.fc", "blocks.2.fc"]
-    assert matching_blocks(graph, ["embed", "blocks.1"]) == ["blocks.1", "embed"]
-    assert matching_blocks(graph, "blocks") == ["blocks"]  # a name in their paths, where no module matches
-    assert matching_blocks(graph, "heads.*") == []
-    assert repeated_blocks(graph) == [["blocks.0", "blocks.1", "blocks.2"]]
-    groups = graph.select(phase="forward").group_by("step", block="blocks.*")
-    assert groups.keys == [("blocks.0", 0), ("blocks.1", 0), ("blocks.2", 0)]
-    assert groups.total("duration_ns").tolist() == [10, 20, 30]
-
-
-def test_blocks_are_in_the_order_of_their_numbers():
-    graph = Graph()
-    for number in (2, 10, 9):
-        put(graph, "f", "main", 1, layer=f"Model_0.Layer_{number}")
-    assert repeated_blocks(graph) == [["Model_0.Layer_2", "Model_0.Layer_9", "Model_0.Layer_10"]]
 
 
 # Freeze
@@ -197,21 +175,6 @@ def test_matching_blocks_are_copied_in_turn(count, more):
     assert makespan(graph) == WHOLE + more
 
 
-def test_a_copy_comes_right_behind_its_block_and_brings_launches():
-    p = Program()
-    p.op("aten::mm", "forward", ("f 0", 50), layer="0")
-    p.op("aten::mm", "forward", ("f 1", 60), layer="1")
-    p.op("aten::mm", "backward", ("b 1", 70), layer="1")
-    p.op("aten::mm", "backward", ("b 0", 80), layer="0")
-    p.op("aten::add_", "optimizer", ("u 1", 9), layer="1")
-    graph = p.graph()
-    add_layers(graph, layers="1")
-    work = kernels(graph)
-    assert names(work) == "f 0, f 1, f 1, b 1, b 1, b 0, u 1, u 1"
-    assert len(work.launches()) == 8
-    assert makespan(graph) == BEGIN + 50 + 2 * 60 + 2 * 70 + 80 + 2 * 9
-
-
 def test_layers_that_cannot_be_added_are_refused():
     refuses("1 or more", add_layers, three_blocks(), count=0)
     does_not_apply("no numbered block", add_layers, two_linear_layers())
@@ -229,27 +192,8 @@ def test_a_block_and_the_modules_in_it_are_computed_again_once(layers):
     assert makespan(graph) == 2 * (WHOLE + 60)
 
 
-def test_a_block_is_computed_again_as_a_whole_ahead_of_its_backward_pass():
-    graph = three_blocks()
-    checkpointing(graph, layers="blocks.2")
-    called = graph.select(kind="cpu", layer="blocks.2*").name.tolist()
-    assert called == [" forward", ".fc forward", " forward", ".fc forward", ".fc backward", " backward"]
-
-
 def test_layers_that_are_checkpointed_already_are_refused():
     p = Program()
     p.op("aten::linear", "forward", layer="a")
     p.op("aten::linear", "backward", layer="a")
     does_not_apply("already", checkpointing, p.graph())
-
-
-def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
-    #  main    |f 10|              |o 7|
-    #  engine       |b 40|(idle 500 up to the next step)
-    graph = Graph()
-    f = put(graph, "f", "main", 10, phase="forward", step=0)
-    b = put(graph, "b", "engine", 40, gap_ns=500, phase="backward", step=0, after=[f])
-    put(graph, "o", "main", 7, phase="optimizer", step=0, after=[b])
-    gradient_accumulation(graph, batches=3)
-    assert makespan(graph) == 3 * (10 + 40) + 7
-    assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3

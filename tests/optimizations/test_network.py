@@ -11,7 +11,6 @@ from training_programs import A100, buckets_of, meeting, reduce_bucket, reduced,
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import in_order, parse
 
 # network
@@ -148,23 +147,6 @@ def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
     assert graph.lint() == []
 
 
-def test_hidden_transfers_bound_the_settled_step():
-    graph = training(steps=3, uncovered=1)
-    ddp(graph, workers=2, bandwidth=10.0)
-    overlap(graph)
-    assert settle(graph).step_ns == 800
-
-
-def test_a_rank_still_waits_for_those_that_arrive_later():
-    graph = meeting()
-    overlap(graph)
-    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
-    graph = meeting()
-    no_stragglers(graph)
-    overlap(graph)
-    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
-
-
 def recorded_reduction(*, awaited):
     """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
     program = Program()
@@ -195,11 +177,6 @@ def test_transfers_that_nothing_waited_for_are_hidden_already():
 def test_overlap_says_why_it_does_not_apply(graph, words):
     with pytest.raises(NotApplicableError, match=words):
         overlap(graph())
-
-
-def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
-    graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    does_not_apply("hidden already", overlap, graph)
 
 
 @pytest.mark.parametrize("backward", [False, True])

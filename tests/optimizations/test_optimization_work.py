@@ -13,7 +13,6 @@ from graph.small_graphs import put
 from recorded import does_not_apply, makespan, refuses, thread_and_stream
 
 from daydream import Graph, GraphError, NotApplicableError
-from daydream.graph.tables import Lane
 
 
 def cpu_step(steps=1):
@@ -112,18 +111,6 @@ def test_a_batch_that_is_no_question_is_refused():
             what(cpu_step(), factor=1)
     refuses("more than 0", batch_size, cpu_step(), factor=0)
     does_not_apply("forward or backward", batch_size, thread_and_stream("o 20 optimizer"), factor=2)
-
-
-def test_a_transfer_on_threads_of_the_cpu_is_no_work_of_the_cpu():
-    graph = Graph()
-    graph.add_lane(Lane("gloo 0", on_device=True, host=True))
-    put(graph, "work", "thread 1", 10)
-    graph.insert("gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=100)
-
-    scale(graph, on="cpu", factor=0.5)
-    assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 100]
-    scale(graph, on="cpu", kind="collective", factor=0.5)
-    assert graph.select(kind=("cpu", "collective")).duration_ns.tolist() == [5, 50]
 
 
 # Values of options that make no sense are refused in a line that names the option

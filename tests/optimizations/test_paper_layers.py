@@ -53,16 +53,6 @@ def test_activations_go_and_norms_take_half():
     assert graph.facts.notes[-1].startswith("1 of 1 batch")
 
 
-def test_a_norm_before_a_sum_of_branches_stays():
-    graph = convolutional("convolution", "batch_norm", "relu_", "convolution", "batch_norm", "add", "relu_")
-    restructured_batchnorm(graph)
-    times = kernel_times(graph)
-    assert times["batch_norm kernel"] == [15, 30]
-    assert times["batch_norm grad"] == [60, 30]
-    assert times["relu_ kernel"] == [20]
-    assert graph.facts.notes[-1].startswith("1 of 2 batch")
-
-
 def test_the_count_of_batches_does_not_part_a_chain_and_a_sum_does():
     graph = convolutional("convolution", "add_", "batch_norm", "relu_", backward=False, dtype="int64")
     restructured_batchnorm(graph)
@@ -129,26 +119,6 @@ def layered(*layers, on_cpu=False):
 
 def forward_times(graph, phase="forward"):
     return kernel_ns(graph, phase=phase)
-
-
-def test_layers_take_what_another_layer_takes():
-    #  2+4|a 50|b 60|c 30,20|  backward |c 60,40|b 120|a 100|  ->  a and b together become one c
-    graph = layered("a=50", "b=60", "c=30,20")
-    assert makespan(graph) == 6 + 3 * (50 + 60 + 50)
-    metaflow(graph, layers="[ab]", like="c")
-    assert forward_times(graph) == [30, 20, 30, 20]
-    assert forward_times(graph, "backward") == [60, 40, 60, 40]
-    assert makespan(graph) == 6 + 3 * (50 + 50)
-
-
-def test_kernels_that_are_too_many_go_with_their_operators():
-    graph = layered("a=50,10,10", "c=30")
-    before = len(graph.select(kind="cpu"))
-    metaflow(graph, layers="a", like="c", factor=2.0)
-    assert forward_times(graph) == [60, 30]
-    assert forward_times(graph, "backward") == [60, 120]
-    # Of each removed operator a piece before its launch, the launch, a piece behind.
-    assert len(graph.select(kind="cpu")) == before - 4 * 3
 
 
 def test_missing_kernels_bring_launches():

@@ -8,7 +8,6 @@ from recorded import Program, makespan, refuses
 from training_programs import GRADIENT, ONE, layer, reduced, steps_between, times, training
 
 from daydream import GraphError, NotApplicableError
-from daydream.simulate.steady_state import settle
 
 # p3
 
@@ -54,28 +53,6 @@ def test_slices_let_an_urgent_gradient_overtake():
     assert ran["forward 1"][1][0] == max(406 + 50, 406 + 2 * 40)
 
 
-def test_servers_of_their_own_take_pushes_and_pulls_at_once():
-    graph = training(steps=2)
-    # 4,000 B x 4/2 at 100 B/ns: 80 ns
-    p3(graph, workers=4, servers=2, bandwidth=100.0, latency_us=0.001, update="server")
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(247, 327), (327, 407)]
-    assert ran["forward 0"][1][0] == 407
-
-
-def test_p3_settles_over_repeated_steps():
-    # 400 ns each, layer 0 first: its forward kernel runs beside pull 1, and while layer 1 goes forward
-    # and backward the link has nothing to do.
-    #  network  |push 1|push 0|pull 0|pull 1|                 |push 1|...
-    #  stream 7                      |F 0|  |forward 1|grad 1|grad 0|
-    graph = training(steps=3, uncovered=1)
-    p3(graph, workers=2, bandwidth=5.0, latency_us=0.0, update="server")
-    settled = settle(graph)
-    assert settled.timeline.copy.max() > 0
-    assert settled.step_ns == 4 * 400 + 50 + 60
-
-
 def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
     graph = training(steps=2, sequences=False)
     p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
@@ -85,34 +62,7 @@ def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
 # tictac
 
 
-def test_without_that_order_the_first_operator_waits_for_all():
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=25.0, latency_us=0.0, order="ready", update="server")
-    ran = times(graph)
-    assert ran["forward 0"][1] == (486, 536)
-    assert ran["forward 1"][1] == (536, 586)
-
-
 # Where the worker updates
-
-
-def test_an_update_of_all_parameters_waits_for_the_last_gradient_and_the_forward_pass_for_it():
-    #  network   166|push 1 20|pull 1 20|  226|push 0 20|pull 0 20|
-    #  stream 7  166|grad 0 60         |                     266|update 30|forward 0 50|
-    graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["pull"][:2] == [(186, 206), (246, 266)]
-    assert ran["update"][0] == (266, 296)
-    assert ran["forward 0"][1] == (296, 346)
-    assert "updates all parameters together" in graph.facts.notes[-1]
-    # tictac: all pushes, then all pulls
-    #  network  166|push 1|   226|push 0|pull 0|pull 1|
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=100.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["update"][0] == (286, 316)
-    assert ran["forward 0"][1] == (316, 366)
 
 
 def looping(*kernels, steps=2):
@@ -146,18 +96,6 @@ def test_a_loop_updates_each_parameter_when_it_has_come_right_before_it_is_read(
     assert ran["forward 1"] == [(100, 150), (370 + 30, 370 + 30 + 50)]
     assert not len(graph.select(op="add_", name="^update .$"))
     assert graph.lint() == []
-
-
-def test_on_a_cpu_too_no_parameter_is_read_before_its_update_nor_updated_before_its_gradient():
-    #  thread   |U0 4|F0 4|U1 4|F1 4|B1 4+2|B0 4+2|       |U0 4|F0 4|        |U1 4|F1 4|
-    #  network                             22|push 1 80|push 0 80|pull 0 80|pull 1 80|
-    #                                                 102       182       262       342
-    graph = looping()
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["push"][:2] == [(22, 102), (102, 182)]
-    assert ran["update of parameters"] == [(0, 4), (8, 12), (262, 266), (342, 346)]
-    assert makespan(graph) >= 346 + 4 + 2 * (4 + 2)
 
 
 def test_more_slices_than_can_be_simulated_are_refused():

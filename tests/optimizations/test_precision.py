@@ -29,9 +29,7 @@ from daydream.graph.graph import Graph
 from daydream.model.autocast import flow
 from daydream.model.half_times import LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
-from daydream.model.optimizers import update_of
 from daydream.model.precision import TO_32_REACHES, weight_casts
-from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import find
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
@@ -74,38 +72,11 @@ def test_amp_by_the_factors_of_the_paper():
     assert kernels(graph).dtype.tolist() == ["float16", "float16", "float32"]
 
 
-def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming_work():
-    work = (
-        ("implicit_convolve_sgemm", 300, "forward"),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", 200, "forward"),
-        ("void cudnn::ops::nchwToNhwcKernel<float>", 100, "forward"),
-        ("cudnn::bn_bw_1C11_kernel_new", 60, "backward"),
-        ("at::native::cuComputeGradGammaBeta<float>", 40, "backward"),  # "Gamma" holds "mma"
-    )
-    graph = in_float32(*work)
-    amp(graph, model="paper")
-    assert makespan(graph) == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
-
-
 def test_amp_keeps_factors_that_make_no_sense_from_passing():
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
     does_not_apply("leave every kernel as it is", amp, graph, math_speedup=1, memory_speedup=1)
     refuses("above 0", amp, graph, math_speedup=0)
     assert makespan(graph) == 4 + 300 + 200
-
-
-def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
-    # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores: as easy to keep busy as today.
-    graph = recorded(("aten::mm", "forward", SGEMM, 300, None), device=P100)
-    amp(graph)
-    least = SMALLEST
-    assert graph.select(name=SGEMM).duration_ns.tolist() == [round(least + (300 - least) / 2)]
-
-
-def test_another_factor_asks_for_the_papers_model_too():
-    graph = recorded(*BLOCK)
-    amp(graph, math_speedup=5)
-    assert kernel_ns(graph, phase="forward") == [801, round(1_005 / 2), round(2_005 / 2), 801]
 
 
 def test_amp_and_autocast_refuse_what_runs_in_16_bits():
@@ -146,14 +117,6 @@ def test_autocast_casts_where_32_bits_meet_16():
     ]  # fmt: skip
 
 
-def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
-    # relu takes 2 ns before and 2 ns behind its launch of 6; three casts of activations, four of parameters
-    graph = recorded(*BLOCK)
-    before = int(graph.select(kind="cpu").duration_ns.sum())
-    autocast(graph)
-    assert graph.select(kind="cpu").duration_ns.sum() == before + 7 * (4 + 6)
-
-
 def test_a_kernel_that_no_operator_launched_stays_as_it_is():
     graph = recorded(*BLOCK)
     own = graph.select(kind="kernel", name=RELU, phase="forward")
@@ -161,34 +124,6 @@ def test_a_kernel_that_no_operator_launched_stays_as_it_is():
     autocast(graph)
     assert own.duration_ns.tolist() == [1_005]
     assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
-
-
-def test_autocast_without_casts_only_changes_durations():
-    graph = recorded(*BLOCK)
-    count = len(graph)
-    autocast(graph, casts=False)
-    assert len(graph) == count
-    assert graph.select(phase="forward", kind="kernel").dtype.tolist() == [
-        "float16", "float16", "float32", "float16"
-    ]  # fmt: skip
-
-
-def test_gradients_of_weights_are_cast_back_each_beside_its_node():
-    program = Program()
-    program.rates()
-    small, large = ("1000x64 64x64", "1000x64 64x128")
-    write(program, [("aten::mm", "forward", SGEMM, 405, small), ("aten::mm", "forward", SGEMM, 405, large)])
-    for shapes in ("128x1000 1000x64", "64x1000 1000x64"):
-        with program.range("MmBackward0", "operator", phase="backward"):
-            write(program, [("aten::mm", "backward", SGEMM, 405, shapes)])
-    graph = program.graph(devices=[{"id": 0, "name": V100}])
-    autocast(graph)
-    casts = graph.select(name="cast of weight")
-    small_ns, large_ns, large_back, small_back = (
-        SMALLEST + round(6 * 64 * width / rate)
-        for width, rate in ((64, 100), (128, 100), (128, 100 * TO_32_REACHES), (64, 100 * TO_32_REACHES))
-    )
-    assert casts.duration_ns.tolist() == [small_ns, large_ns, large_back, small_back]
 
 
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
@@ -247,55 +182,11 @@ def update_without_operators(*kernels):
     return build(trace(rows, steps=(0.0, 2000.0), devices=[{"id": 0, "name": V100}]))
 
 
-def test_gradients_are_counted_by_the_grids_of_an_update_in_a_loop():
-    add, root = (
-        f"at::native::vectorized_elementwise_kernel<4, at::native::{name}>" for name in ("add", "sqrt")
-    )
-    big, small = "2000,1,1", "10,1,1"
-    graph = update_without_operators(
-        (add, big, 60), (add, small, 2), (add, big, 60), (root, big, 40), (root, small, 2)
-    )
-    assert update_of(graph).elements == 2010 * 4 * 128
-    assert update_of(graph).tensors == 2
-    grad_scaler(graph)
-    assert "1,029,120 gradients, by the grids of the update's kernels" in " ".join(graph.facts.notes)
-
-
-def test_unscaling_takes_as_long_as_multi_tensor_kernels_take_for_two_values():
-    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, plus>"
-    graph = update_without_operators(
-        (apply.format(2, "BinaryOpListAlpha", 2), "320,1,1", 60),  # 3 values: 20 us each
-        (apply.format(1, "BinaryOpScalar", 1), "320,1,1", 50),  # 2 values, of two lists: 12.5 each, not known
-        (apply.format(1, "BinaryOpScalar", 1), "2,1,1", 2),
-    )
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [2 * 20_000]
-
-
 def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
     fused = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
     graph = update_without_operators((fused, "320,1,1", 70))
     grad_scaler(graph)
     assert graph.select(name="unscale").duration_ns.tolist() == [20_000]
-
-
-def test_without_the_wait_the_update_follows_at_once():
-    graph = training()
-    before = makespan(graph)
-    grad_scaler(graph, sync=False)
-    assert makespan(graph) == before + 2 * SMALLEST + 80_005 + SMALLEST
-    fused = training("fused_sgd", "aten::_fused_sgd_")
-    before = makespan(fused)
-    grad_scaler(fused)  # reads the flag on the device
-    assert makespan(fused) == before + 2 * SMALLEST + 80_005 + SMALLEST
-
-
-def test_many_gradients_take_several_launches():
-    # 45 million gradients at 20,971,520 a launch: 3 launches, together their bytes and 3 floors.
-    graph = training()
-    graph.trace.metadata["parameters"] = [{"shape": [45_000_000], "dtype": "float32"}]
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [SMALLEST + 3_600_000, SMALLEST, SMALLEST]
 
 
 def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
@@ -480,22 +371,6 @@ def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
     does_not_apply("in the backward pass alone", flash_attention, recorded(hidden, *BACKWARD))
 
 
-@pytest.mark.parametrize(
-    ("copy", "found"), [("Memcpy DtoD (Device -> Device)", 1), ("Memcpy HtoD (Pageable -> Device)", 0)]
-)
-def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
-    #  scores that are copied before a mask is filled in; what comes from the host is no part of attention
-    graph = thread_and_stream(
-        (SGEMM, 50, "forward"), (copy, 9, "forward"), ("masked_fill elementwise", 9, "forward"),
-        ("softmax_warp_forward", 9, "forward"), (SGEMM, 40, "forward"),
-    )  # fmt: skip
-    if found:
-        flash_attention(graph)
-        assert makespan(graph) == 4 + 50 + 40
-    else:
-        does_not_apply("no attention found", flash_attention, graph)
-
-
 def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
     #  stream 7  4|gemm 50|max 9|sub 9|exp 9|sum 9|div 9|gemm 40|  ->  4|90|
     parts = (
@@ -629,9 +504,3 @@ def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
 def test_a_pass_in_4_bits_is_no_pass_in_32():
     graph = mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
     does_not_apply("fewer than 16 bits already: 80% of their time in float4", amp, graph)
-
-
-@pytest.mark.parametrize(("major", "dtype"), [(7, "float16"), (8, "bfloat16"), (None, "bfloat16")])
-def test_float16_is_advised_where_there_are_no_units_for_bfloat16(major, dtype):
-    graph = recorded(*BLOCK, devices=[{"id": 0, "name": V100, "compute_major": major}], device=None)
-    assert code_of("amp", graph) == f'torch.autocast("cuda", torch.{dtype})'

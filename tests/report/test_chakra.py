@@ -100,28 +100,12 @@ def test_the_files_alone_give_the_simulation_back(tmp_path):
     )
 
 
-def test_microseconds_add_up_to_the_makespan(tmp_path):
-    graph = Graph()
-    for name in "abcdef":
-        graph.insert(name, kind="kernel", lane="stream 7", duration_ns=1_400)
-    (nodes,) = written(simulate(graph), tmp_path)
-    assert sum(node.get("duration_micros", 0) for node in nodes) == 8  # 6 x 1.4 = 8.4; rounded one by one 6
-
-
 EXAMPLES = ["examples/mlp_cpu.json.gz", "examples/synthetic_gpt_gpu.json.gz"]
 
 
 @pytest.mark.parametrize("trace", EXAMPLES)
 def test_a_replayed_trace_comes_back_to_the_ns(trace, tmp_path):
     assert comes_back(daydream.replay(trace).timeline, tmp_path)
-
-
-def test_a_prediction_comes_back_with_what_it_inserted(tmp_path):
-    answer = daydream.whatif(EXAMPLES[1], "ddp", workers=4, gradient_mb=170, bandwidth=25)
-    (nodes,) = comes_back(answer.timeline, tmp_path)
-    reduced = [node for node in nodes if node["type"] == COMM_COLL]
-    assert len(reduced) > 1
-    assert all(node["comm_size"] > 0 and node["name"] == "all-reduce" for node in reduced)
 
 
 @pytest.mark.slow

@@ -119,13 +119,6 @@ def test_where_there_is_no_room_columns_go_by_their_number_and_then_names_are_cu
     ]
 
 
-def test_what_is_kept_of_a_long_name():
-    name = "abcdefghijklmnopqrstuvwxyz"
-    assert Column("", width=10).cut(name) == "abcdefg..."
-    assert Column("", width=10, keep="end").cut(name) == "...tuvwxyz"
-    assert Column("", width=10, keep="both").cut(name) == "abcd...xyz"
-
-
 def test_units_and_digits_are_those_of_the_whole_or_of_the_largest_cell():
     columns = (Column("a"), Column("t", Kind.TIME), Column("m", Kind.BYTES))
     small = Table(columns, [Row(("x", 9_000, 2048)), Row(("y", 500, 100))])
@@ -154,15 +147,6 @@ def test_a_view_as_a_page():
     text = render("blocks.jinja", [table])
     assert text.count("<tr hidden>") == 5
     assert f"show all {len(rows)}" in text
-
-
-def test_a_view_in_a_notebook_has_sides_and_nothing_else():
-    page = Document(notebook_html(SAMPLE[:8]))
-    assert {name for _, name, _ in page.attributes} == {"style", "colspan"}
-    assert {value for _, name, value in page.attributes if name == "style"} == {
-        "text-align:left", "text-align:right", "opacity:0.5",
-    }  # fmt: skip
-    assert page.tables[0][2][1] == "12.00"
 
 
 def test_a_view_as_markdown_folds_what_follows_its_first_table():
