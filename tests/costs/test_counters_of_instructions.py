@@ -8,7 +8,7 @@ import json
 
 import pytest
 from shared import shared_trace
-from test_counter_files import attached, axpy, kernels, long_table, read
+from test_counters import attached, axpy, kernels, long_table, read
 
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import Totals, read_counted
