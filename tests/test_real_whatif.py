@@ -1,10 +1,25 @@
-"""What-ifs on real training traces, each figure worked out another way from the trace's own columns."""
+"""What-ifs on public traces, and on machines that are run again with the change."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
-from shared import shared_replay
+from contention_machine import UPDATE, Machine
+from graph.small_graphs import kernels
+from sanity import a_busy_device_gains_from_faster_kernels, sources
+from shared import TRACES, shared_replay
 
 import daydream
+from daydream import GraphError
+from daydream.costs.contention import measured_contention
+from daydream.errors import DaydreamError
+from daydream.predict.contention_option import parsed
+from daydream.simulate import simulate
+
+# What-ifs on real training traces, each figure worked out another way from the trace's own columns
+
 
 A100_DDP = "kineto/a100_resnet_ddp_rank0of2.json.gz"
 V100_LOADER_4 = "kineto/v100_resnet50_loader_workers_4.json.gz"
@@ -116,3 +131,253 @@ def test_times_in_quarters_of_a_us_change_no_answer():
 
     assert (replay.graph.facts.queue_depth, replay.graph.facts.queue_learned) == (1022, True)
     assert result.predicted_ns == pytest.approx(31.42e6, rel=0.001)  # as with whole ns
+
+
+# What-ifs about communication on a real rank of two, held against sums made from its recorded times
+
+
+RESNET50_BYTES = 25_557_032 * 4
+STEPS = (1, 2)  # those that count
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One step's all-reduces, and when its update began and ended on the device; in ns."""
+
+    start: np.ndarray
+    duration: np.ndarray
+    nbytes: np.ndarray
+    update_ns: int
+    update_start: int
+    update_end: int
+
+    def reduced(self, factor):
+        """Return when the last bucket is reduced, one behind another, each in `factor` times its time."""
+        end = 0.0
+        for start, duration in zip(self.start, self.duration, strict=True):
+            end = max(start, end) + factor * duration
+        return end
+
+    def later(self, reduced):
+        """Return how much later the step ends when the last bucket is reduced at that time."""
+        return max(0.0, reduced + self.update_ns - self.update_end)
+
+
+def recorded(replay, step):
+    trace = replay.graph.trace
+    frame = trace.to_pandas()
+    frame = frame[frame.step == step]
+    reduced = frame[(frame.kind == "collective") & (frame.collective == "all_reduce")].sort_values("start_ns")
+    update = frame[(frame.phase == "optimizer") & (frame.kind == "kernel")]
+    return Recorded(
+        start=reduced.start_ns.to_numpy(),
+        duration=reduced.duration_ns.to_numpy(),
+        nbytes=reduced.bytes.to_numpy(),
+        update_ns=int(update.duration_ns.sum()),
+        update_start=int(update.start_ns.min()),
+        update_end=int((update.start_ns + update.duration_ns).max()),
+    )
+
+
+def delays(comparison):
+    return [step["predicted_ns"] - step["replayed_ns"] for step in comparison.to_json()["steps"]]
+
+
+def test_five_buckets_hold_the_gradients_of_the_network(replay):
+    for step in STEPS:
+        assert recorded(replay, step).nbytes.sum() == RESNET50_BYTES
+        assert len(recorded(replay, step).nbytes) == 5
+
+
+def starts(graph):
+    """Return when each task of a graph starts, by its id."""
+    timeline = simulate(graph)
+    start = np.zeros(int(timeline.task.max()) + 1, np.int64)
+    start[timeline.task] = timeline.start_ns
+    return start
+
+
+def test_each_bucket_waits_for_its_gradients_and_the_update_for_the_buckets(replay):
+    longer = 200_000_000
+    before = starts(replay.graph)
+    for number in range(5):
+        graph = replay.graph.copy()
+        buckets = graph.select(kind="collective", collective="all_reduce", step=STEPS[0])
+        kernels = graph.select(kind="kernel", phase="backward", step=STEPS[0])
+        order = graph.columns["order"]
+        behind = order[kernels.launch] < order[buckets.launch[number]]
+        graph.tasks(kernels.ids[behind][-1:]).set(duration_ns=longer)  # of the bucket's last gradient
+        after = starts(graph)
+        assert (after[buckets.ids[:number]] == before[buckets.ids[:number]]).all()
+        assert (after[buckets.ids[number:]] - before[buckets.ids[number:]] > longer / 2).all()
+
+    graph = replay.graph.copy()
+    last = graph.select(kind="collective", collective="all_reduce", step=STEPS[0]).ids[-1:]
+    graph.tasks(last).set(duration_ns=longer)
+    after = starts(graph)
+    update = graph.select(kind="kernel", phase="optimizer", step=STEPS[0])
+    assert (after[update.ids] >= after[last] + longer).all()
+    assert (before[update.ids] < before[last] + longer).all()
+
+
+def test_smaller_buckets_cost_the_cpu_their_launches(replay):
+    graph = replay.graph
+    smaller = daydream.whatif(replay, "bucket-size", bucket_mb=1)
+    count = len(smaller.graph.select(kind="collective", collective="all_reduce", step=1))
+    assert count > 50
+    # Nothing waits for transfers, so a step is longer by one launch for each bucket that there is more.
+    launches = (count - 5) * graph.facts.launch_cost_ns
+    assert delays(smaller) == pytest.approx([launches, launches], rel=0.5)
+
+
+# A law over the public traces: a busy device gains from faster kernels, or it is said why not
+
+
+FOUND = dict(sources(TRACES)) if TRACES.exists() else {}
+UNLAUNCHED = [name for name in FOUND if name.startswith(("rocprof/", "formats/rocprofv3/"))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOUND, reason="the public traces are not at hand")
+@pytest.mark.parametrize("folder", sorted({name.split("/")[0] for name in FOUND}) or ["none"])
+def test_a_busy_device_gains_from_faster_kernels_or_traced_work_takes_over(folder):
+    for name in (each for each in FOUND if each.split("/")[0] == folder):
+        try:
+            replay = daydream.replay(FOUND[name])
+        except DaydreamError:
+            continue  # refused
+        assert list(a_busy_device_gains_from_faster_kernels(replay, FOUND[name])) == [], name
+
+
+@pytest.mark.skipif(not FOUND, reason="the public traces are not at hand")
+@pytest.mark.parametrize("name", UNLAUNCHED or ["none"])
+def test_without_launches_a_device_of_half_the_work_saves_half_of_its_busy_time(name):
+    replay = daydream.replay(FOUND[name])
+    graph = replay.graph
+    steps = [number for number, step in enumerate(graph.steps) if step.get("covered")]
+    mine = np.isin(graph.columns["step"], steps)
+    order = np.argsort(graph.columns["measured_start_ns"][mine], kind="stable")
+    start = graph.columns["measured_start_ns"][mine][order]
+    end = start + graph.columns["duration_ns"][mine][order]
+    before = np.append(start[0], np.maximum.accumulate(end)[:-1])
+    busy = np.maximum(end - np.maximum(start, before), 0).sum() / len(steps)
+
+    half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    saved = half.replayed_ns - half.predicted_ns
+
+    # Less is saved where work began in the midst of other work: what held it was not recorded.
+    assert 0.8 * busy / 2 <= saved <= 1.02 * busy / 2
+
+
+# Contention measured in traces of a machine that has it, and predictions held against that machine
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+@cache
+def rerun(machine):
+    return daydream.replay(machine.record())
+
+
+@cache
+def run_again(machine):
+    return machine.step_us()
+
+
+def gained(machine, **change):
+    """Return how many times shorter the machine's steps are after a change."""
+    return run_again(machine) / run_again(replace(machine, **change))
+
+
+def predicted(machine, network, **options):
+    found = daydream.whatif(rerun(machine), "network", bandwidth_factor=float(network), **options)
+    return found.speedup
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2, 1.8])
+def test_the_factor_of_the_machine_is_measured(factor):
+    found = measured_contention(rerun(Machine(kernel_factor=factor)).graph).kernel
+    assert found is not None
+    assert found.factor == pytest.approx(factor, rel=0.005)
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.8])
+@pytest.mark.parametrize("network", [0.5, 2, 100])
+def test_another_network_meets_the_machine_run_again(factor, network):
+    machine = Machine(kernel_factor=factor)
+    truth = gained(machine, network=network)
+    assert predicted(machine, network) == pytest.approx(truth, rel=0.001)
+    assert abs(predicted(machine, network, contention="off") - truth) > 0.005  # what this is for
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.4, 1.0), (1.4, 1.2)])
+def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
+    machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
+
+    def exchange(graph):
+        for work in kernels(graph).group_by("step"):
+            backward = work.ids[-machine.layers - 1 : -1]
+            for number, done in enumerate(reversed(backward.tolist())):
+                if number % machine.every == 0:
+                    graph.insert(
+                        "reduce", kind="collective", lane="stream 20", gap_ns=1000,
+                        duration_ns=machine.transfer_us * 1000,
+                        after=[done], before=[work.where(name=UPDATE)],
+                    )  # fmt: skip
+
+    found = daydream.whatif(rerun(alone), exchange, contention=factors).predicted_ns / 1000
+    assert found == pytest.approx(run_again(machine), rel=0.005)
+
+
+def test_the_last_pass_is_followed_by_another():
+    # Transfers that go on into the next step are slowed by its kernels too: without a pass behind them the
+    # last ones would be faster than all others, and steps would never be found to have settled.
+    replay = daydream.replay(EXAMPLE)
+    how = {"workers": 8, "gradient_mb": 170.0, "bandwidth": 10.0, "contention": (1.3, 1.2)}
+    found = daydream.whatif(replay, "tictac", **how)
+    assert found.after.settled
+    assert found.after.passes <= 5
+
+
+@pytest.mark.parametrize(
+    "option", ["much", "0.9", "1.2,0.5", "1,2,3", "", "nan", 0.0, (1.1, 1.1, 1.1), "inf"]
+)
+def test_what_is_no_contention_is_refused(option):
+    with pytest.raises(GraphError, match="contention is 'measured', 'off', a factor of 1 or more"):
+        parsed(option)
+
+
+# Contention in public traces of several GPUs: what is measured, and what it changes
+
+
+V100_RECSYS = "kineto/v100_recsys_rank1of2_copy_waits.json.gz"
+MI300X_DDP = "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz"
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [(A100_DDP, 1.15, 1.35), (V100_RECSYS, 1.02, 1.10)])
+def test_kernels_are_slower_in_the_steps_in_which_a_transfer_runs_beside_them(name, least, most):
+    found = measured_contention(shared_replay(name).graph).kernel
+
+    assert found is not None
+    assert least < found.low < found.factor < found.high < most
+    assert found.places > 50
+
+
+def test_kernels_that_run_beside_a_transfer_in_every_step_show_nothing():
+    found = daydream.whatif(shared_replay(MI300X_DDP), "network", bandwidth_factor=2.0)
+
+    assert found.contention is not None
+    assert found.contention.note().startswith("Contention is not modelled: too few kernels ran during")
+
+
+def test_less_transferring_beside_kernels_makes_them_faster_and_more_slower():
+    replay = shared_replay(V100_RECSYS)
+    for factor, gains in ((10.0, True), (0.5, False)):
+        measured, off = (
+            daydream.whatif(replay, "network", bandwidth_factor=factor, contention=how)
+            for how in ("measured", "off")
+        )
+        assert (measured.speedup > off.speedup) is gains
+        assert measured.speedup == pytest.approx(off.speedup, rel=0.03)
+        assert measured.timeline.overlaps_settled

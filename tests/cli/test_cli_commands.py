@@ -250,17 +250,6 @@ def test_nothing_is_written_over_and_unknown_names_are_refused(ask, folder):
 # `--html`: where the report is written, and what is said about it
 
 
-@pytest.mark.parametrize("command", [["replay"], ["whatif", "amp"]])
-def test_a_report_is_written_beside_the_answer(ask, folder, command):
-    plain = ask(*command, "--trace", "step.parquet")
-    done = ask(*command, "--trace", "step.parquet", "--html", "report.html")
-
-    assert done.code == 0
-    assert done.out == plain.out
-    assert "wrote report.html   open it in a browser" in done.err
-    assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
-
-
 def test_a_page_is_opened_before_its_changes_are_ranked(ask, folder, monkeypatch):
     opened = []
     page = folder / "step.html"
@@ -306,31 +295,6 @@ def test_times_are_those_of_the_timeline(folder):
         sum(round(event["dur"] * NS) for event in kernels)
         == replay.graph.columns["duration_ns"][timeline.task[chosen]].sum()
     )
-
-
-def insert_after_the_loss(graph):
-    kernels = graph.select(kind="kernel")
-    kernels.scale(0.5)
-    graph.insert("checkpoint", kind="memcpy", lane="disk", duration_ns=5_000, after=[kernels.head(1)])
-
-
-def test_what_changed_and_what_is_new_is_marked(folder):
-    replay = daydream.replay(folder / "step.parquet")
-    comparison = daydream.whatif(replay, insert_after_the_loss)
-    file.write(folder / "out.json", replay, comparison)
-    document = read(folder / "out.json")
-
-    predicted = slices(document, "predicted")
-    (new,) = [event for event in predicted if event["args"].get("inserted")]
-    assert (new["name"], new["dur"], threads(document)[new["pid"], new["tid"]]) == (
-        "checkpoint [inserted]",
-        5.0,
-        "disk",
-    )
-    kernels = [event for event in predicted if event["cat"] == "kernel"]
-    assert all(event["args"]["before_us"] == pytest.approx(2 * event["dur"], abs=0.002) for event in kernels)
-    assert not any("before_us" in event["args"] for event in slices(document, "replayed"))
-    assert problems(document) == []
 
 
 def test_work_that_overlaps_on_one_stream_gets_a_row_of_its_own(tmp_path):
@@ -412,18 +376,6 @@ def test_a_tool_prints_a_table_and_json(ask):
     assert found["schema"] == 1
     assert {"name", "count", "total_ns"} == set(found["kernels"][0])
     assert f"{found['kernels'][0]['count']:,}" in text.splitlines()[2]
-
-
-def test_ones_own_tool_by_its_path(ask, folder):
-    code = (
-        "import daydream\n@daydream.tool\nclass Mine:\n    n = 0\n"
-        "    def on_kernels(self, kernels):\n        print('aside')\n        self.n = len(kernels)\n"
-        "    def result(self): return {'kernels': self.n}\n"
-    )
-    (folder / "mine.py").write_text(code)
-    done = ask("tool ./mine.py --trace step.parquet")
-    assert done.out.split()[0] == "kernels"
-    assert int(done.out.split()[1].replace(",", "")) > 0
 
 
 def test_a_list_of_tools(ask):

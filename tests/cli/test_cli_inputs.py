@@ -180,16 +180,6 @@ def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
     assert found["measured"]["speedup"] == pytest.approx(found["1.3"]["speedup"], rel=1e-3)
 
 
-@pytest.mark.parametrize("command", [NETWORK, ("scaling", "--trace", "transfers.parquet")])
-@pytest.mark.parametrize("value", ["0.9", "some", "1.1,2,3", "1.1,", "-2"])
-def test_a_value_that_makes_no_sense_is_one_line_and_a_usage_error(ask, command, value):
-    done = ask(*command, "--contention", value)
-    assert done.code == 2
-    assert done.out == ""
-    assert done.err.startswith("error: invalid value for '--contention': contention is 'measured', 'off', a ")
-    assert "Traceback" not in done.err
-
-
 # `--steps A:B`: questions about some of the steps, from a profiler's file, a parquet trace, the cache
 
 

@@ -3,8 +3,6 @@
 import gzip
 import json
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 from command_line import daydream
@@ -118,9 +116,6 @@ def test_names_in_a_snapshot_do_not_steer_the_terminal(ask, folder):
 # Peak memory where a change is predicted: one line or column, JSON, verdicts, limits, mistakes
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
-
-
 NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 
 
@@ -223,20 +218,6 @@ def explained(folder, *words, trace="m.parquet"):
     return " ".join(done.out.split())
 
 
-def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
-    said = explained(folder, "--capacity", "2300")
-
-    assert "peak memory 2.6 KiB, does not fit in 2.25 KiB" in said
-    assert "daydream whatif fused-optimizer m.parquet peak 2.13 KiB, fits; step" in said
-    found = json.loads(explained(folder, "--json", "--capacity", "2300"))["memory"]
-    assert found["fits"] is False
-    assert all(each["after_bytes"] < NOW for each in found["whatifs"])
-    first = found["whatifs"][0]
-    asked_again = json.loads(asked(folder, *first["command"][1:], "--json", "--capacity", "2300").out)
-    assert asked_again["memory"]["after_bytes"] == first["after_bytes"]
-    assert asked_again["predicted_ns"] == first["predicted_ns"]
-
-
 def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
     done = asked(folder, "sweep --set batch-size.factor=16,2 --sort order --capacity 3000")
 
@@ -264,16 +245,6 @@ def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(folder):
     recorded, then = page.split("After fused-adam: peak", 1)
     assert "As recorded: " in recorded
     assert "optimizer state" in then.partition("</table>")[0]
-
-
-def test_the_report_of_a_whatif_says_why_its_peak_is_not_known(folder):
-    words = ("metaflow", "--layers", "blocks.*", "--factor", "0.5")
-    assert asked(folder, "whatif", *words, "--html", "u.html", "--no-ranking").code == 0
-    page = (folder / "u.html").read_text("utf-8")
-    assert "After metaflow: metaflow cannot say what that does to memory" in page
-    assert "<span>peak memory</span>" not in page
-    assert asked(folder, "whatif fused-adam --html n.html --no-ranking", trace="none.parquet").code == 0
-    assert 'id="memory"' not in (folder / "n.html").read_text("utf-8")
 
 
 # `daydream memory --trace`: the answer first, other looks, JSON for scripts, files, one line for errors

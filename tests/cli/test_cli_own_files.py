@@ -334,12 +334,6 @@ def files_of(folder):
     return {path: path.read_bytes() for path in files}
 
 
-def test_what_was_imported_into_the_folder_of_its_files_can_be_imported_again(ask, folder):
-    for _ in range(2):
-        done = ask("import ranks -o ranks/all.parquet --force")
-        assert done.code == 0, done.err
-
-
 # Mistakes in a user's own optimization: what went wrong, in which file and line, and what was meant
 
 
@@ -448,35 +442,6 @@ def test_one_that_cannot_be_imported_hides_no_other(ask, folder, monkeypatch):
     assert "fused-adam" in confirmed.err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "whatif ./broken.py --trace step.parquet",
-        "compare step.parquet step.parquet --whatif ./broken.py",
-        "calibrate --optimization ./broken.py --trace step.parquet",
-        "confirm ./broken.py train.py",
-    ],
-)
-def test_a_file_that_cannot_be_loaded_is_no_matter_of_options(ask, folder, command):
-    (folder / "broken.py").write_text("import no_such_module\n")
-
-    done = ask(*command.split())
-
-    assert done.code == FAILED
-    assert_clear(done)
-    assert "broken.py cannot be loaded: ModuleNotFoundError" in done.err
-    assert "--help" not in done.err
-
-
-def test_an_explanation_of_a_mistake_has_its_place_too(ask, folder):
-    (folder / "mine.py").write_text(HEAD + "graph.select().scale(1 / n)\n")
-
-    done = ask("explain --whatif ./mine.py --trace step.parquet")
-
-    assert done.code == FAILED
-    assert f"mine.py, line {LINE}: ZeroDivisionError" in done.err
-
-
 def test_what_a_sweep_leaves_out_has_its_place_too(ask, folder):
     (folder / "mine.py").write_text(HEAD + "graph.select(phas=1).scale(keep)\n")
 
@@ -570,20 +535,6 @@ def test_a_users_file_has_options_of_every_type(ask, folder):
     assert options_of(full) == {"times": 1, "steps": 0.5, "careful": False, "where": "cpu", "note": "hi"}
     assert wrong.code == 2
     assert "'moon' is not one of 'cpu', 'gpu'" in wrong.err
-
-
-def test_help_shows_the_docstring_and_the_options(ask, folder):
-    (folder / "mine.py").write_text(MINE)
-
-    done = ask("whatif mine.py --help")
-
-    assert done.code == 0
-    assert "Scale everything." in done.out
-    assert "--careful / --no-careful" in done.out
-    assert "--where [cpu|gpu]" in done.out
-    assert "--mine.steps s/step" in done.out
-    assert "What each step is scaled by. [default: 1.0]" in done.out
-    assert "How often.  [required]" in done.out
 
 
 def test_a_change_of_nothing_is_an_error_with_a_reason(ask, folder):

@@ -20,8 +20,6 @@ from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.build import build
 from daydream.model.half_times import (
-    FLASH_1,
-    FLASH_2,
     in_16_bits,
 )
 
@@ -145,7 +143,6 @@ A100_80GB, V100_16GB, GEFORCE = (
 )
 LEAST_NS = 2_000
 TINY_ADD = Call("aten::add", "8 8 -", [Kernel("tiny", LEAST_NS)])
-ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)"
 STRIDED = (
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl{}<direct_copy_kernel_cuda>>"
 )
@@ -178,16 +175,6 @@ def in_half(graph, name, dtype="float16"):
 def test_what_streams_keeps_the_part_of_its_time_that_is_not_bytes(name, keeps):
     graph = graph_with(Kernel(name, 102_000, grid="4096,1,1"))
     assert in_half(graph, name)[0] == LEAST_NS + round(keeps * 100_000)
-
-
-@pytest.mark.parametrize(("other", "kept"), [("", FLASH_1), ("_nocast", FLASH_2)])
-def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_its_torch(other, kept):
-    #  156 / 3 = 52 TFLOP/s become 312, of which flash attention reaches another share
-    graph = graph_with(Kernel(ATTENTION, 23_400_000), Kernel(STRIDED.format(other), 9_000))
-    assert in_half(graph, "fmha") == (
-        round(LEAST_NS + (23_400_000 - LEAST_NS) / (6 * kept[0])),
-        kept[1],
-    )
 
 
 def test_a_product_above_the_peak_of_vector_units_runs_in_tf32_whatever_its_name():
@@ -291,17 +278,6 @@ def test_another_device_scales_with_its_peaks():
         round(2_000 + 9_998_000 * 15.7 / 19.5),
         round(2_000 + 298_000 * 900 / 2039),
     ]
-
-
-def test_the_same_device_and_factors_of_one_change_nothing():
-    graph = graph_of(*many(PRODUCT), SUM_OF_RETIME)
-    work = kernels(graph)
-    for retimed in (
-        retime(graph, work),
-        retime(graph, work, device="v100"),
-        retime(graph, work, dtype="float32"),
-    ):
-        assert retimed.duration_ns.tolist() == work.duration_ns.tolist()
 
 
 def test_an_unknown_gpu_falls_back_to_the_papers_constants():
@@ -433,13 +409,3 @@ def test_of_a_run_that_was_half_overlapped_the_excess_stands_for_that_half():
     # 60 of 100 us of work alone; the other 40 took 80, until 180
     found = shown(slowed(1.4), until=180.0)
     assert found.kernel.factor == pytest.approx(2, rel=1e-3)
-
-
-def test_matrix_products_and_other_kernels_are_told_apart():
-    found = shown(
-        lambda place, step: 100.0 * ((1.3 if place < ENOUGH else 1.05) if (place + step) % 2 == 0 else 1),
-        places=2 * ENOUGH,
-        name=lambda place, _step: f"volta_sgemm_{place}" if place < ENOUGH else f"relu_{place}",
-    )
-    assert found.matrix.factor == pytest.approx(1.3, rel=1e-3)
-    assert found.other.factor == pytest.approx(1.05, rel=1e-3)

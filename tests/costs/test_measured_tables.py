@@ -1,9 +1,7 @@
 """Times that were measured: of operators, of calls changed in place, and their tables."""
 
 import json
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -307,9 +305,6 @@ def test_without_a_gpu_a_gpus_trace_is_refused():
 
 
 # Times of changed operators from two recordings, worked out by hand
-
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "optimizations"))
 
 
 def recorded(gelu, back, product, operators=None, **other):

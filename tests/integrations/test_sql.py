@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -151,11 +150,6 @@ def test_the_schema_is_shown_without_a_trace():
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("statement", re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-def test_a_query_of_the_page_finds_something(statement, gpu):
-    assert query(gpu, statement).rows
 
 
 def test_the_page_names_every_table_and_column():

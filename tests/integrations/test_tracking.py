@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from cli.command_line import daydream as typed
-from test_project import PROJECT
+from test_repository import PROJECT
 
 import daydream
 from daydream.errors import DaydreamError

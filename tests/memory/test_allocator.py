@@ -79,30 +79,6 @@ def test_freed_neighbours_become_one_block():
     assert allocator.reserved == 2 * MIB
 
 
-def test_streams_and_private_pools_share_no_block():
-    allocator = Allocator()
-    for name, (stream, private) in enumerate([(0, 0), (1, 0), (0, 1)]):
-        allocator.allocate(name, 4 * MIB, stream, private)
-    assert allocator.reserved == 3 * 20 * MIB
-    for name in range(3):
-        allocator.free(name)
-    allocator.return_unused()
-
-    assert allocator.reserved == 20 * MIB  # a private pool keeps its memory while it lives
-    allocator.return_unused(private=1)
-    assert allocator.reserved == 0
-
-
-def test_a_block_that_another_stream_still_uses_serves_no_request():
-    def peak(*middle):
-        asked = [Request(ALLOCATE, 0, 12 * MIB), *middle, Request(ALLOCATE, 1, 12 * MIB)]
-        return usage([*asked, Request(FREE, 0)])
-
-    freed, deferred = peak(Request(FREE, 0)), peak(Request(DEFER, 0))
-    assert (freed.peak_allocated_bytes, freed.peak_reserved_bytes) == (12 * MIB, 12 * MIB)
-    assert (deferred.peak_allocated_bytes, deferred.peak_reserved_bytes) == (12 * MIB, 24 * MIB)
-
-
 # Expandable segments -----------------------------------------------------------------------------
 
 
@@ -163,13 +139,6 @@ def test_out_of_memory_says_where_and_what_was_held():
     where = usage(asked, capacity_bytes=20 * MIB).out_of_memory
     assert (where.request, where.requests, where.asked_bytes) == (2, 3, 14 * MIB)
     assert (where.allocated_bytes, where.reserved_bytes) == (12 * MIB, 12 * MIB)
-
-
-def test_waiting_for_the_device_frees_what_other_streams_used():
-    asked = [Request(ALLOCATE, 0, 12 * MIB), Request(DEFER, 0), Request(ALLOCATE, 1, 14 * MIB)]
-
-    found = usage([*asked, Request(FREE, 0)], capacity_bytes=20 * MIB)
-    assert (found.out_of_memory, found.retries, found.peak_reserved_bytes) == (None, 1, 14 * MIB)
 
 
 def test_oversized_blocks_are_returned_before_all_others():
@@ -344,15 +313,6 @@ def reserved(trace, **how):
 
 # A weight at the start of 20 MiB, and 1 MiB of something at their end: 16 MiB are free between them.
 APART = segment(1 << 30, 3 * MIB, -16 * MIB, 1 * MIB)
-
-
-def test_what_lay_cached_counts(tmp_path):
-    trace = recorded(tmp_path, APART, segment(2 << 30, -64 * MIB))
-
-    assert reserved(trace) == 84 * MIB
-    device, *_ = memory_of(trace).devices
-    assert device.peak_reserved_bytes == 2**24  # the recorded total counts, whatever a replay says
-    assert device.peak_allocated_bytes == 15 * MIB
 
 
 def test_rows_lie_where_they_are_freed_else_in_blocks_of_their_size(tmp_path):

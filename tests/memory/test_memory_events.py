@@ -22,7 +22,6 @@ from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Alloc
 from daydream.memory.lifetimes import allocations
 from daydream.memory.pairing import paired
 from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
-from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 # Memory events that are imported, saved and doubted: files by hand, and what is said of odd ones
@@ -42,16 +41,6 @@ def held_of(path: Path) -> Allocations:
 
 
 # Import -------------------------------------------------------------------------------------------
-
-
-def test_rows_are_read_with_their_totals(tmp_path):
-    memory = daydream.load(written(tmp_path, BOTH)).memory
-
-    assert memory["time_ns"].tolist() == [10_000, 20_000]
-    assert memory["bytes"].tolist() == [1024, -1024]
-    assert memory["allocated_bytes"].tolist() == [5120, 4096]
-    assert memory["device"].tolist() == [0, 0]
-    assert memory["reserved_bytes"].tolist() == [1 << 21, 1 << 21]
 
 
 def test_two_ranks_keep_their_own_events(tmp_path):
@@ -181,19 +170,6 @@ def saved_rows(path: Path, **changes: list | None) -> Path:
     return path
 
 
-def test_the_last_rows_of_a_file_are_its_memory_events(tmp_path):
-    trace = Trace.load(saved_rows(tmp_path / "t.parquet"))
-
-    assert (trace.values("name"), trace.values("start_ns"), trace.text("kind")) == (["a"], [5], ["operator"])
-    assert "memory_bytes" not in trace.columns
-    events = {name: column.tolist() for name, column in trace.memory.columns.items()}
-    assert events == {
-        "rank": [0, 0], "time_ns": [-7, 9], "pid": [-(2**63)] * 2, "tid": [-(2**63)] * 2,
-        "device": [HOST] * 2, "address": [-1, -1],
-        "bytes": [512, -512], "allocated_bytes": [-1, -1], "reserved_bytes": [-1, -1],
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("name", UNTRUE)
 def test_rows_of_memory_that_cannot_be_are_refused_in_one_line(tmp_path, name):
     changes, said = UNTRUE[name]
@@ -237,13 +213,6 @@ def test_totals_that_are_none_are_unknown_and_counted(tmp_path):
 
     assert daydream.load(path).memory["allocated_bytes"].tolist() == [-1, -1, -1]
     assert "2 totals of memory events were no amounts of memory and are unknown." in notes_of(path)
-
-
-def test_a_second_kind_of_device_is_not_taken_for_the_first(tmp_path):
-    path = written(tmp_path, [*BOTH, memory_row(30, 512, 4096, Device_Type=12)])
-
-    assert len(daydream.load(path).memory) == 2
-    assert "1 row of memory of a second kind of device was left out." in notes_of(path)
 
 
 SAID = {  # bytes, address, and total of events -> how each doubt begins
@@ -340,12 +309,6 @@ def trained(folder, *numbers, device=-1, before=0, **metadata):
     return trace
 
 
-def throughout(held):
-    """Kind -> bytes of what is held all the time."""
-    rows = np.flatnonzero((held["begin"] == BEFORE) & (held["end"] == AFTER))
-    return {KINDS[held["kind"][row]]: held["bytes"][row] for row in rows}
-
-
 def test_each_lifetime_has_its_kind(tmp_path):
     held = allocations(trained(tmp_path, 3, 4, 5))
 
@@ -361,22 +324,6 @@ def test_each_lifetime_has_its_kind(tmp_path):
     assert set(held.texts("phase")) <= {None, "forward", "loss", "backward", "optimizer"}
 
 
-def test_nothing_was_held_before_the_first_step_of_all(tmp_path):
-    recording = Recording()
-    for number in (0, 1):
-        training_step(recording, number, state=number == 0)
-
-    trace = recording.trace(tmp_path)
-    trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
-    held = allocations(trace)
-
-    before = held["begin"] == BEFORE
-    assert [KINDS[kind] for kind in held["kind"][before]] == ["parameter"]
-    state = held.where(kind="optimizer_state")
-    assert held["bytes"][state].tolist() == [4000]
-    assert held["phase"][state].tolist() == [PHASES.index("optimizer")]
-
-
 def test_parameters_and_state_come_from_the_metadata(tmp_path):
     held = allocations(trained(tmp_path, 3, 4, parameters=[PARAMETER], optimizers=[SGD]))
 
@@ -387,36 +334,6 @@ def test_parameters_and_state_come_from_the_metadata(tmp_path):
     assert [text for text, row in zip(held.texts("layer"), rows, strict=True) if row] == ["a", "a"]
     gradients = np.flatnonzero(held.where(kind="gradient"))
     assert {held.parameter(row)["name"] for row in gradients} == {"a.weight"}
-
-
-def test_buffers_are_held_throughout_as_the_metadata_lists_them(tmp_path):
-    buffers = [{"name": "n.running_mean", "layer": "n", "device": "cuda:0", "bytes": 600},
-               {"name": "n.mask", "layer": "n", "device": "cpu", "bytes": 100}]  # fmt: skip
-    described = {"parameters": [ON_GPU], "optimizers": [SGD], "buffers": buffers}
-    held = allocations(trained(tmp_path, 3, device=0, before=9728, **described))
-
-    assert throughout(held) == {"parameter": 4096, "buffer": 1024, "optimizer_state": 4096, "unknown": 512}
-
-
-def test_what_a_checkpoint_makes_again_is_an_activation(tmp_path):
-    recording = Recording()
-    for number in (3, 4):
-        start = recording.now
-        recording.layer("a", ("x", 512), ("block", 2048), "block", **{"Sequence number": 7})
-        at = recording.now
-        recording.inside("aten::mm", ("again", 2048), **{"Sequence number": 9})
-        recording.inside("aten::mm", ("d", 64), "again", "d")
-        recording.range("CheckpointFunctionBackward", at, kind="cpu_op", **{"Sequence number": 7})
-        recording.between("x")
-        recording.range(f"ProfilerStep#{number}", start)
-
-    held = allocations(recording.trace(tmp_path))
-
-    phases = dict(zip(held["bytes"].tolist(), held.texts("phase"), strict=True))
-    assert phases[64] == "backward"
-    again = (held["bytes"] == 2048) & (held["phase"] == PHASES.index("backward"))
-    assert {KINDS[kind] for kind in held["kind"][again]} == {"activation"}
-    assert kinds_of(held)[64] == {"temporary"}
 
 
 def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
@@ -433,14 +350,6 @@ def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
     assert held.peak(0, -1)[0] == 4096
     assert held["end"][held["bytes"] == 4096].tolist() == [3 * EVENT - STEP, 8 * EVENT - STEP]
     assert "2 buffers of collectives on the CPU" in held.notes[0]
-
-
-def test_sharded_parameters_count_with_the_part_of_this_rank(tmp_path):
-    parameter, optimizer = {**PARAMETER, "local_bytes": 2000}, {**SGD, "local_state_bytes": 2000}
-    held = allocations(trained(tmp_path, 3, parameters=[parameter], optimizers=[optimizer]))
-
-    rows = held.where(kind=("parameter", "optimizer_state"))
-    assert held["bytes"][rows].tolist() == [2000, 2000]
 
 
 def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path):

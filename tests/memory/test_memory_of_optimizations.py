@@ -204,20 +204,6 @@ def test_sharded_states_are_a_share(trace, workers):
     assert held["bytes"][held.where(kind="parameter")].tolist() == [WEIGHT] * 2
 
 
-def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):
-    found = predict_memory(trace, "pipeline", {"stages": 2, "micro_batches": 2})
-    held = edited(trace, "pipeline", stages=2, micro_batches=2)
-
-    assert sorted(set(held["rank"].tolist())) == [0, 1]
-    for rank in (0, 1):
-        own = held["rank"] == rank
-        assert held["bytes"][own & held.where(kind="parameter")].tolist() == [WEIGHT]
-    # 1F1B: the first of two stages holds activations of two halves of the batch, the last one's of one
-    saved = held.where(kind="activation") & (held["bytes"] > LOSS) & (held["step"] == 1)
-    assert {int(r): held["bytes"][saved & (held["rank"] == r)].tolist() for r in (0, 1)} == {0: [64], 1: [32]}
-    assert found.after_bytes < found.before_bytes
-
-
 def test_gradients_that_are_held_all_the_time_are_made_anew(trace):
     held = allocations(trace)
     gradients = np.flatnonzero(held.where(kind="gradient") & (held["step"] == 1))
@@ -258,15 +244,6 @@ def test_offloaded_inputs_are_gone_between_the_passes(trace):
 def test_all_that_ship_say_what_they_do_but_those_that_cannot():
     unsaid = [name for name in names() if find(name).memory is None]
     assert unsaid == ["metaflow"]  # other layers, of which only the times are given
-
-
-@pytest.mark.parametrize(("operands", "rounded"), [("weights", WEIGHT), ("both", WEIGHT + LAYER)])
-def test_rounded_operands_are_kept_with_a_byte_an_element(trace, operands, rounded):
-    before, after = allocations(trace), edited(trace, "quantize", operands=operands)
-    now, then = (sum(held_when(each, "aten::mse_loss_backward")) for each in (before, after))
-    # x, which the program holds, and a0, which ReLU keeps, are there still
-    assert then - now == 2 * (rounded + rounded // 4)
-    assert sum(held_when(after, "aten::sqrt")) == sum(held_when(before, "aten::sqrt"))
 
 
 def test_a_replaced_activation_keeps_its_result_or_its_input(trace):
@@ -325,8 +302,6 @@ def test_flat_buffers_stay_until_the_next_unit(trace):
 FEATURES = 64
 ROW, SQUARE = [32, FEATURES], [FEATURES, FEATURES]
 IN_32_BITS, WEIGHT_IN_32_BITS = 4 * 32 * FEATURES, 4 * FEATURES * FEATURES  # bytes, in 32 bits
-SCALE = {"name": "scale", "layer": "net", "shape": [FEATURES], "dtype": "float32", "device": "cuda:0",
-         "requires_grad": True, "gradient_bytes": 4 * FEATURES}  # fmt: skip
 # name, whether its result is kept for the backward pass, whose node frees it, shapes
 Call = tuple[str, str, list[object]]
 FIRST: Call = ("aten::addmm", "y", [[FEATURES], ROW, SQUARE, [], []])
@@ -393,16 +368,6 @@ def test_what_lies_between_is_what_the_product_reads():
     assert sizes(held, "aten::softmax") == [IN_32_BITS]
     assert sizes(held, "aten::dropout") == [IN_32_BITS // 2]  # in 16 bits, once
     assert sizes(held, "aten::bmm") == [IN_32_BITS // 2]  # its result
-
-
-@pytest.mark.parametrize(("other", "wide"), [([FEATURES], True), ([], False), (ROW, False)])
-def test_a_factor_that_is_a_parameter_widens(other, *, wide):
-    held = held_under_autocast(
-        FIRST, ("aten::mul", "m", [other, ROW]), ("aten::relu", "r", [ROW]),
-        freed_by={"y": "aten::mul", "m": "aten::relu", "r": "aten::relu"}, parameters=[SCALE],
-    )  # fmt: skip
-
-    assert sizes(held, "aten::mul") == sizes(held, "aten::relu") == [IN_32_BITS if wide else IN_32_BITS // 2]
 
 
 # What oneDNN takes for itself on a CPU, worked out by hand

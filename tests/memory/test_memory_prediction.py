@@ -24,7 +24,6 @@ from daydream.memory.allocations import (
     TYPES,
     Allocations,
 )  # fmt: skip
-from daydream.memory.before import workspaces
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.memory.report import idle, memory_of
@@ -335,18 +334,6 @@ def test_timelines_and_reports_show_it(training):
     assert 'id="memory-chart"' not in page(replay)
 
 
-def test_ranks_and_devices_of_any_number_are_told_apart():
-    columns = {
-        "time_ns": np.arange(3), "bytes": np.array([512, 1024, 2048]), "address": np.array([1, 1, 1]),
-        "rank": np.array([0, 2**31 - 1, 2**31 - 1]), "device": np.array([0, 0, 2**31 - 1]),
-    }  # fmt: skip
-    trace = Trace({}, {}, memory=MemoryEvents(columns))
-
-    found = {(each.rank, each.device): each.peak_allocated_bytes for each in memory_of(trace).devices}
-
-    assert found == {(0, "cuda:0"): 512, (2**31 - 1, "cuda:0"): 1024, (2**31 - 1, f"cuda:{2**31 - 1}"): 2048}
-
-
 # Recorded peaks of the public traces: exact at every event where totals were recorded
 
 
@@ -404,26 +391,3 @@ def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
     # 400 bytes: linear reads them until 20 us; Python frees them at 73 us.
     assert found["aten::randn"].never_again == 1
     assert found["aten::randn"].idle_ns == 73_000 - 20_000
-
-
-@pytest.mark.parametrize(
-    ("vendor", "capability", "nbytes"),
-    [
-        ("cuda", (8, 0), 8_519_680),
-        ("cuda", (9, 0), 32 * 2**20),
-        ("rocm", (9, 0), 32 * 2**20),
-        ("rocm", (9, 4), 128 * 2**20),
-        ("npu", (9, 0), None),
-    ],
-)
-def test_a_thread_that_multiplies_matrices_has_a_workspace(tmp_path, vendor, capability, nbytes):
-    recording = Recording(device=0)
-    recording.inside("aten::mm", ("a", 512), "a")
-    trace = recording.trace(tmp_path)
-    major, minor = capability
-    trace.metadata |= {
-        "vendor": vendor, "devices": [{"id": 0, "compute_major": major, "compute_minor": minor}]
-    }  # fmt: skip
-
-    assert workspaces(trace, 0, 0) == ([nbytes] if nbytes else [])
-    assert workspaces(trace, 0, 1) == []

@@ -15,7 +15,7 @@ from daydream.errors import DaydreamError, FileError, TraceError
 from daydream.memory.replay import usage
 from daydream.memory.settings import Settings
 from daydream.memory.snapshot import read_snapshot
-from daydream.memory.snapshot_memory import by_rule, snapshot_memory
+from daydream.memory.snapshot_memory import snapshot_memory
 
 # Snapshots as torch lays them out: what they asked of the allocator, what is doubtful, what is refused
 
@@ -40,44 +40,6 @@ def life(address, size, **more):
 
 def freed(address, size, **more):
     return [event(action, address, size, **more) for action in ("free_requested", "free_completed")]
-
-
-#  At the end: | kept 4 | freed 12 (two blocks, of 5 and 7 MiB, that lived before) | 4 left |
-ENDED = snapshot(
-    [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))],
-    [
-        *freed(START + 4 * MIB, 5 * MIB),
-        event("segment_alloc", OTHER, 12 * MIB),
-        *life(OTHER, 12 * MIB),
-        event("segment_free", OTHER, 12 * MIB),
-        event("snapshot", 0, 4 * MIB),
-    ],
-)
-
-
-@pytest.mark.parametrize("name", ["s.pickle", "s.json", "s.pickle.gz", "s.json.gz"])
-def test_the_start_follows_from_the_end(tmp_path, name):
-    (found,) = read_snapshot(write(tmp_path / name, ENDED))
-
-    (start,) = found.start
-    assert [(part.size, part.requested) for part in start.blocks] == [
-        (4 * MIB, 4 * MIB), (5 * MIB, 5 * MIB), (11 * MIB, None),
-    ]  # fmt: skip
-    assert found.recorded_allocated_bytes == (4 + 12) * MIB
-    assert found.recorded_reserved_bytes == 32 * MIB
-    assert found.doubts == []
-    assert usage(found.requests, start=found.start).peak_reserved_bytes == 32 * MIB
-    ruled = usage(by_rule(found.requests), start=found.start)
-    assert ruled.peak_reserved_bytes == 20 * MIB  # 12 fit into 16
-
-
-def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
-    segments = [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))]
-    for document in (snapshot(segments, []), segments):
-        report = snapshot_memory(write(tmp_path / "s.json", document))
-        (device,) = report.devices
-        assert (device.peak_allocated_bytes, device.peak_reserved_bytes) == (4 * MIB, 20 * MIB)
-        assert any("has no events" in note for note in report.notes)
 
 
 def test_its_settings_are_those_of_the_replay(tmp_path):

@@ -229,15 +229,6 @@ def test_cheaper_keeps_its_ratio_and_dearer_pays_the_difference():
     assert work_of(predicted("replace", GELU)) == work_of(graph)  # all that the table holds
 
 
-def test_other_shapes_are_other_calls():
-    other = [row("gelu", "forward", 2_000, 1_000, "[[64, 2048]]")]
-    with pytest.raises(NotApplicableError, match="calibrate --tool"):
-        predicted("replace", other, op="^aten::gelu$")
-    graph = predicted("replace", other, op="^aten::gelu$", factor=0.5)
-    assert work_of(graph) == {**RECORDED, "aten::gelu": 1_500, "aten::gelu_backward": 2_500}
-    assert noted(graph, "which nothing measured")
-
-
 @pytest.mark.parametrize(
     ("name", "op", "options"),
     [("pruning", "addmm", {}), ("quantize", "addmm", {}), ("rematerialize", "gelu", {})],

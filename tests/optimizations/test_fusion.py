@@ -17,7 +17,6 @@ from graph.small_graphs import kernels, named, names
 from recorded import (
     Program,
     does_not_apply,
-    kernel_names,
     kernel_ns,
     makespan,
     refuses,
@@ -29,7 +28,6 @@ from shared import shared_replay
 import daydream
 from daydream import GraphError, NotApplicableError, TraceError
 from daydream.costs.device.fusion import fused_chain_ns
-from daydream.model.chains import backward_chains, find_chains
 
 # Fused norm, softmax, cross entropy, bias and activation: each answer worked out by hand
 
@@ -67,15 +65,6 @@ def with_bandwidth(program):
     return program.graph()
 
 
-def cpu_graph(*work, phase="forward"):
-    """Return a graph of operators on one thread: (name, time, untraced time behind)."""
-    program = Program()
-    for name, time, gap in work:
-        program.row("operator", f"aten::{name}", program.now, time, phase=phase, op=f"aten::{name}", tid=1)
-        program.now += time + gap
-    return program.graph()
-
-
 RMS = [("pow", 20), ("mean", 30), ("add", 10), ("rsqrt", 10), ("mul", 20), ("mul", 25)]
 
 
@@ -91,54 +80,6 @@ def test_a_norm_of_known_size_moves_its_input_and_output_once():
     graph = with_bandwidth(program)
     fused_norm(graph)
     assert named(graph, "fused norm").duration_ns.tolist() == [FLOOR + 2 * MIB // 64]
-
-
-def test_the_residual_before_a_norm_is_no_part_of_it():
-    graph = graph_of(("add", 9), *RMS)
-    fused_norm(graph)
-    assert kernel_names(graph) == ["add kernel", "fused norm"]
-
-
-def test_backward_nodes_are_found_by_their_sequence_numbers():
-    # forward pow 10 .. mul 15; their nodes run backwards, and one of another call stays as it is.
-    program = Program()
-    calls(program, "mm 9", sequence=9)
-    calls(program, *RMS, sequence=10)
-    node(program, "MulBackward0", 15, "mul 20, sum 30")
-    node(program, "MulBackward0", 14, "mul 20")
-    node(program, "MmBackward0", 9, "mm 18")
-    graph = program.graph()
-    chains = find_chains(graph, {"P": "pow|mean|add|rsqrt|mul"}, "P+")
-    assert [group.name.tolist() for group in backward_chains(chains)] == [
-        ["mul kernel", "sum kernel", "mul kernel"]
-    ]
-    fused_norm(graph)
-    assert kernel_names(graph, phase="backward") == ["fused norm backward", "mm kernel"]
-    assert named(graph, "fused norm backward").duration_ns.tolist() == [30]
-
-
-@pytest.mark.parametrize("inside", ["mm", "all_reduce"])
-def test_a_node_that_holds_a_product_or_a_collective_is_no_part_of_a_chain(inside):
-    # The node has the number of an operator of the chain, and runs a custom function's whole backward pass.
-    program = Program()
-    calls(program, "mm 50, add 20, relu 30", shapes=ROWS, sequence=1)
-    node(program, "MyFunctionBackward", 3, f"threshold 20, {inside} 40, mul 20", shapes=ROWS)
-    graph = program.graph()
-    if inside == "all_reduce":
-        graph.select(name="all_reduce kernel").set(kind="collective")
-    before = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
-    fused_bias_act(graph)
-    after = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
-    assert before == after
-    assert len(named(graph, "fused activation")) == 1
-
-
-def test_on_a_cpu_operators_are_the_tasks():
-    #  thread 1  |pow 20|3|mean 30|3|add 10|3|rsqrt 10|3|mul 20|3|mul 25|7|mm 50|  ->  |norm 30|7|mm 50|
-    graph = cpu_graph(*[(name, time, 3) for name, time in RMS[:-1]], ("mul", 25, 7), ("mm", 50, 0))
-    assert makespan(graph) == 115 + 5 * 3 + 7 + 50
-    fused_norm(graph)
-    assert makespan(graph) == 30 + 7 + 50
 
 
 # Softmax
@@ -328,23 +269,6 @@ def test_no_chain_and_no_device_are_refused():
     )
 
 
-@pytest.mark.parametrize(("runs", "refused"), [(1, True), (4, False)])
-def test_programs_of_several_operators_are_compiled_by_xla_already(runs, refused):
-    #  four kernels of one program, or a program each: `jax.jit` makes one of these
-    program = Program()
-    work = ["loop_add_fusion", "loop_tanh_fusion", "loop_sub_fusion", "loop_exp_fusion"]
-    for number in range(runs):
-        with program.range("GpuExecutable::ExecuteThunks"):
-            for kernel in work[number::runs]:
-                program.op(kernel, "forward", (f"vectorized_elementwise_kernel {kernel}", 20))
-    graph = program.graph()
-    if refused:
-        does_not_apply("compiled kernels already", compile_, graph)
-    else:
-        compile_(graph)
-        assert kernel_names(graph) == ["fused chain"]
-
-
 def test_work_inside_replays_and_work_that_was_not_recorded_is_not_compiled():
     graph = three_kernels()
     cuda_graphs(graph)
@@ -414,27 +338,6 @@ def test_activations_go_and_norms_take_half():
     assert graph.facts.notes[-1].startswith("1 of 1 batch")
 
 
-def test_the_count_of_batches_does_not_part_a_chain_and_a_sum_does():
-    graph = convolutional("convolution", "add_", "batch_norm", "relu_", backward=False, dtype="int64")
-    restructured_batchnorm(graph)
-    assert kernel_times(graph)["batch_norm kernel"] == [15]
-    does_not_apply(
-        "between a convolution and an activation",
-        restructured_batchnorm,
-        convolutional("convolution", "add_", "batch_norm", "relu_", backward=False),
-    )
-
-
-def test_without_sequence_numbers_only_the_forward_pass_changes():
-    graph = convolutional("convolution", "batch_norm", "relu_", sequences=False)
-    restructured_batchnorm(graph)
-    times = kernel_times(graph)
-    assert times["batch_norm kernel"] == [15]
-    assert times["batch_norm grad"] == [60]
-    assert times["relu_ grad"] == [40]
-    assert "no sequence numbers" in graph.facts.notes[-1]
-
-
 def test_traces_without_such_chains_are_refused():
     does_not_apply("no batch normalization", restructured_batchnorm, convolutional("convolution", "relu_"))
     does_not_apply("no operators", restructured_batchnorm, thread_and_stream("bn_fw 5 forward"))
@@ -500,12 +403,6 @@ def test_every_place_is_substituted_and_many_by_as_many():
     refuses(r"in 3 places of a forward pass, 'c.\*' in 2", metaflow, graph, layers="x.*.a", like="c.*")
 
 
-def test_a_factor_alone_is_the_same_kernels_for_other_sizes():
-    graph = layered("a=50", "b=60")
-    metaflow(graph, layers="a", factor=0.5)
-    assert forward_times(graph) == [25, 60]
-
-
 def test_a_table_names_layers_operators_and_kernels(tmp_path):
     # a forward 50 -> 25: backward 100 -> 50. The operator op1 of b: 10 -> 40 a call. The kernel of c 0: gone.
     table = tmp_path / "times.csv"
@@ -552,12 +449,3 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     ):
         with pytest.raises(error, match=words):
             metaflow(layered("a=50", "b=60"), **options)
-
-
-def test_on_a_cpu_operators_are_substituted():
-    #  |a 50|1|a 10|1|c 30|1|  backward |c 60|1|a 100|1|a 20|1|  ->  |30|1|c 30|1|c 60|1|60|1|
-    graph = layered("a=50,10", "c=30", on_cpu=True)
-    before = makespan(graph)
-    metaflow(graph, layers="a", like="c")
-    assert graph.select(kind="cpu", layer="a").duration_ns.tolist() == [30, 60]
-    assert before - makespan(graph) == (60 - 30 + 1) + (120 - 60 + 1)

@@ -124,17 +124,6 @@ def test_gpus_that_cannot_be_asked_for_are_refused():
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
 
 
-@pytest.mark.parametrize(
-    "kernel", ["ampere_bf16_s16816gemm_bf16_128x128", "void pytorch_fmha::fmha_fwd_loop_kernel<bf16>"]
-)
-def test_products_that_are_known_by_name_only_are_refused_alike(kernel):
-    p = Program()
-    p.op("my::op", "forward", (kernel, 10_000), dtype="bfloat16")
-    for device in ("v100", "t4"):
-        with pytest.raises(NotApplicableError, match="no bfloat16 units"):
-            gpu(p.graph(devices=A100), to=device)
-
-
 def test_products_of_unknown_type_may_be_in_the_type_of_other_16_bit_kernels():
     #  my_gemm  of unknown type, and a kernel in `beside`; from an A100, whose peaks of both types are alike,
     #  to an MI100, which has 184.6 TFLOP/s in float16 and 92.3 in bfloat16, or to a V100 without bfloat16

@@ -21,7 +21,6 @@ from test_model_parallel import transformer
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import work
 from daydream.costs.device.input_sizes import is_feature_size, recorded_length
-from daydream.costs.device.launch_grids import growth_by_grids
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
 
@@ -170,20 +169,6 @@ def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
     assert found.nbytes.tolist() == pytest.approx([(2 * 24 * 16 + prod(added)) / (2 * 8 * 16 + prod(added))])
 
 
-def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
-    # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
-    graph = of_calls(
-        "linear 4x4x16 16x16 16",
-        "linear 4x4x16 10x16 10",
-        "embedding 10x16 4x4",
-        "index_select 10x16 - 16",
-        "_log_softmax 16x10 - - loss",
-    )
-    found = growth(graph, 4, 8)
-    assert found.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
-    assert found.known.all()
-
-
 def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     # 10 tokens make 55 pairs with themselves, 45 without; 20 make 210 and 190. A batch leaves them.
     graph = of_calls("sqrt 8x1x55", "sqrt 8x1x45", "gelu 8x10x16")
@@ -192,30 +177,7 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
-    # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes="8x4x4 4x4 4")
-    for many in (2, 3):
-        p.op("aten::relu", "forward", shapes=[[8, many, 4]])
-    p.op("aten::matmul", "backward", ("product", 240_000), shapes="24x16 16x64")
-    graph = p.graph()
-    batch_size(graph, factor=3, recorded=8)
-    assert kernel_ns(graph, name="product") == [5_000 + 235_000 * 3]
-    assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
-
-
 # Which size is meant
-
-
-def test_of_two_sizes_seen_equally_often_none_is_taken():
-    graph = of_calls(
-        ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
-        ("scaled_dot_product_attention", [[4, 6, 10, 8]] * 3),
-    )
-    does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
-    does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
-    batch_size(graph, factor=2, recorded=2)
 
 
 @pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
@@ -230,18 +192,6 @@ def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
         )
 
 
-def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
-    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
-    graph = of_calls(
-        "conv2d 12x3x8x8 16x3x8x8 16",
-        "relu 12x16x1x1",
-        *[("linear", "2x6x16 16x16 16")] * 3,
-    )
-    does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
-    batch_size(graph, factor=2, recorded=2)
-    assert grown(graph) == [2, 2, 2, 2, 2]
-
-
 # Work without shapes
 
 
@@ -249,9 +199,6 @@ def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
 
 ELEMENTS = 512  # a block of torch's vectorized kernels works on so many elements
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(int, T2, T3)"
-
-
-UPDATE = ("update", None, "optimizer")
 
 
 def of_grids(*kernels):
@@ -288,37 +235,11 @@ def test_grids_without_scores_do_not_tell_a_length():
     assert max(grown(graph)) == 2
 
 
-@pytest.mark.parametrize(
-    ("softmax", "blocks"),
-    [
-        ("void cunn_SoftMaxForward<4, float>", 6 * 64),
-        (
-            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 6, false, false>",
-            6 * 64 // 8,
-        ),
-        ("void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)0, (bool)0>", 6 * 64 // 4),
-    ],
-)
-def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(softmax, blocks):
-    graph = of_grids(
-        ("sgemm_64x64_tn", "1,1,6", "forward"),
-        (softmax, f"{blocks},1,1", "forward"),
-        ("sgemm_32x32_nn", "2,2,6", "forward"),
-        UPDATE,
-    )
-    work = graph.select(kind="kernel", phase="forward")
-    assert growth_by_grids(graph, work).length == 64
-    assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
-
-
 def test_a_length_that_grids_contradict_is_refused():
     refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
 
 
 # Public traces, where their layout decides the answer
-
-
-LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"
 
 
 @pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
@@ -327,16 +248,6 @@ def test_decoding_by_replayed_graphs_is_refused(name, factor):
     does_not_apply(
         "no shapes show how", batch_size, shared_replay(f"kineto/{name}.json.gz").graph.copy(), factor=factor
     )
-
-
-def test_a_fused_update_goes_at_one_bandwidth_with_and_without_a_larger_batch():
-    alone, combined = (shared_replay(LOADER).graph.copy() for _ in range(2))
-    batch_size(combined, factor=4)
-    for graph in (alone, combined):
-        fused_adam(graph)
-    times = [kernel_ns(graph, name="^fused") for graph in (alone, combined)]
-    assert times[0] == times[1]
-    assert times[0]
 
 
 # What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand
@@ -383,16 +294,6 @@ def test_sums_of_divided_layers_are_those_of_the_larger_batch():
     assert {nbytes for _, nbytes, _ in Divided(recorded, 2).sums} == {4 * 8 * 4}
     assert {nbytes for _, nbytes, _ in Divided(grown, 2).sums} == {8 * 8 * 4}
     assert (input_bytes(recorded, "blocks.1"), input_bytes(grown, "blocks.1")) == (4 * 8 * 4, 8 * 8 * 4)
-
-
-def test_longer_sequences_in_a_larger_batch_are_both_there():
-    graph = of_calls("linear 2x10x16 32x16 32", "_softmax 2x2x10x10 - -")
-    sequence_length(graph, length=30)
-    batch_size(graph, factor=2, recorded=2)
-    chosen = kernels(graph)
-    assert chosen.shapes.tolist() == ["[[4,30,16],[32,16],[32]]", "[[4,2,30,30],[],[]]"]
-    after = work(graph, chosen)
-    assert after.flop.tolist() == [2 * 4 * 30 * 16 * 32, 5 * 4 * 2 * 30 * 30]
 
 
 # What is computed: batch size, accumulation, checkpointing, fewer layers, each answer worked out by hand

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from daydream.optimizations._input import dataloader, pinned_memory, prefetch
 from graph.small_graphs import named, names, put
-from graph.small_traces import call, launched, note, trace
+from graph.small_traces import launched, trace
 from recorded import does_not_apply, makespan, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace
 
@@ -65,14 +65,6 @@ def test_what_cannot_be_loaded_otherwise_is_refused(options, error, words):
 
 def test_a_trace_without_loading_is_refused():
     does_not_apply("no loading of data", dataloader, thread_and_stream("k 10 forward"))
-
-
-def test_several_threads_that_load_are_no_work_of_the_main_thread():
-    graph = two_batches()
-    for step in (0, 1):
-        put(graph, "load", "pipeline", 60, phase="data", step=step)
-    dataloader(graph.copy(), get_ms=FETCH)
-    does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
 
 
 def test_workers_are_predicted_from_a_trace_without_any():
@@ -204,39 +196,11 @@ def test_where_a_step_waits_for_worker_processes_they_may_set_its_pace(change):
     assert answer.predicted_ns <= 333.6e6 <= 1.001 * answer.predicted_high_ns
 
 
-LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-
-
-@pytest.mark.parametrize(
-    ("wait", "whole", "faster"), [(80e3, 100e3, 90e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
-)
-def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whole, faster):
-    #  thread  |wait for a batch 80 ms|launch, synchronize 20|
-    #  stream                          |k                   |
-    rows = []
-    for n in range(10):
-        begin, at, end = n * whole, n * whole + wait, (n + 1) * whole
-        rows += [note(LOADER, begin, at, phase="data"), *launched("k", at, at + 5, end, n)]
-        rows += [call("cudaDeviceSynchronize", at + 5, end)]
-    replay = daydream.replay(trace(rows, steps=tuple(whole * n for n in range(11))))
-    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
-    assert predicted.predicted_high_ns >= 0.999e3 * whole
-
-
 def test_a_trace_suggests_twice_the_workers_that_load_already():
     replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
     assert find("dataloader").suggested_options(replay.graph) == {"workers": 8}
     alone = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
     assert find("dataloader").suggested_options(alone.graph) == {}
-
-
-def test_explain_tells_the_wait_for_a_batch_that_no_range_shows():
-    # Milliseconds here: what Python does between two steps is shorter.
-    explanation = daydream.explain(daydream.replay(bursts_of_two(unit=1000)))
-    first = explanation.avoidable[0]
-    assert (first.sort, first.best.optimization) == ("data loading", "dataloader")
-    assert "idle gap" not in {cost.sort for cost in explanation.avoidable}
 
 
 def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():

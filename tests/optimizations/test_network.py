@@ -202,28 +202,6 @@ def test_overlap_says_why_it_does_not_apply(graph, words):
         overlap(graph())
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_nothing_hides_what_the_next_layer_works_on(backward):
-    #  stream 7   |layer 20|          |layer 20|          |
-    #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
-    graph, last = Graph(), []
-    for name in ("reduce_scatter", "all_gather"):
-        layer = put(graph, "layer", "stream 7", 20, step=0, after=last)
-        place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
-        last = [graph.insert(name, **place, collective=name, after=[layer])]
-    if not backward:
-        with pytest.raises(NotApplicableError, match="the next layer works on"):
-            overlap(graph)
-        return
-    kernel = put(graph, "grad", "stream 7", 40, step=0, after=last)
-    graph.insert(
-        "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
-        collective="all_reduce", after=[kernel],
-    )  # fmt: skip
-    overlap(graph)
-    assert makespan(graph) == 20 + 30 + 20 + 30 + 40
-
-
 # Parameter servers, p3 and tictac: each answer worked out by hand
 
 
@@ -269,12 +247,6 @@ def test_slices_let_an_urgent_gradient_overtake():
     # push 1a 166-206, then push 1b or pull 1a (both ready, push 1b first ready) 206-246, layer 0 until 406.
     assert ran["forward 0"][1][0] == 246 + 4 * 40
     assert ran["forward 1"][1][0] == max(406 + 50, 406 + 2 * 40)
-
-
-def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
-    graph = training(steps=2, sequences=False)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
-    assert times(graph)["forward 0"][1][0] == 486
 
 
 # tictac
@@ -392,20 +364,6 @@ def test_units_are_gathered_one_ahead_and_scattered_one_at_a_time():
     assert graph.lint() == []
 
 
-def test_stage_2_keeps_the_parameters_for_the_backward_pass():
-    #  shards   6|gather 0 80|gather 1 80|          |scatter 1 80|scatter 0 80|
-    #  stream 7              |forward 0|  |forward 1|grad 1|grad 0|           |update 30|
-    #                        86         166        216   276   336           436
-    graph = training()
-    sharded(graph, stage=2, bandwidth=25.0, **ONE_UNIT)
-    ran = times(graph)
-    assert ran["all-gather"] == [(6, 86), (86, 166)]
-    assert ran["grad 1"] == [(216, 276)]
-    assert ran["grad 0"] == [(276, 336)]
-    assert ran["reduce-scatter"] == [(276, 356), (356, 436)]
-    assert ran["update"] == [(436, 466)]
-
-
 def test_stage_1_reduces_in_buckets_and_gathers_behind_the_update():
     #  stream 7  ...|grad 0 60|              |update 30|            |forward 0 of the next step
     #  all-reduce          226|8,000 B: 80 ns|
@@ -429,27 +387,6 @@ def test_the_update_is_divided_among_the_workers():
     assert 15_000 <= half[0] < 15_100  # half of the work, and the fixed cost of a kernel
     sharded(graph, workers=2, bandwidth=25.0)
     assert named(graph, "update").duration_ns.tolist() == half
-
-
-@pytest.mark.parametrize(
-    ("names", "known", "options", "units", "said"),
-    [
-        (BLOCKS, True, {}, 3, "blocks"),
-        (BLOCKS, True, {"layers": "blocks.*"}, 3, "layers 'blocks.*'"),
-        (BLOCKS, True, {"layers": "blocks"}, 2, "layers 'blocks'"),
-        (BLOCKS, True, {"unit_mb": 2 * ONE}, 2, "runs"),
-        (("stem", "body", "head"), True, {}, 3, "modules"),
-        (BLOCKS, False, {}, 1, "runs of 25 MiB"),
-        (BLOCKS, False, {"unit_mb": ONE}, 3, "runs"),
-    ],
-)
-def test_units_are_blocks_or_layers_or_runs_of_gradients(names, known, options, units, said):
-    graph = network_sharded(names, known=known)
-    sharded(graph, stage=2, workers=2, bandwidth=25.0, **options)
-    assert len(graph.select(collective="all_gather")) == units
-    assert len(graph.select(collective="reduce_scatter")) == units
-    assert said in " ".join(graph.facts.notes)
-    assert graph.select(collective="reduce_scatter").total("bytes") == 3 * 4000
 
 
 @pytest.mark.parametrize(

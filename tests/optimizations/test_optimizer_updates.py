@@ -13,8 +13,8 @@ from recorded import (
     thread_and_stream,
 )
 
-from daydream import Graph, NotApplicableError
-from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth
+from daydream import Graph
+from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.model.optimizers import TAKES, update_of
 from daydream.transforms.registry import find
 
@@ -43,15 +43,6 @@ def per_parameter(
 
 
 # What a trace tells
-
-
-def test_bandwidths_are_those_of_the_trace():
-    graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
-    graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])
-    # Read and written: twice the bytes.
-    assert memory_bandwidth(graph) == pytest.approx(2 * 2**20 / 1000)
-    assert link_bandwidth(graph, "HtoD") == pytest.approx(12)
-    assert link_bandwidth(graph, "DtoH") is None
 
 
 # Fused
@@ -173,18 +164,6 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
     assert set(kernels(graph).phase) == {"backward"}
 
 
-def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
-    sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
-    does_not_apply(
-        r"sgd keeps 0\.00 MiB of state: offloading frees nothing",
-        offload_optimizer,
-        per_parameter(kernels=("aten::add_",), **sgd),
-    )
-    does_not_apply(r"adam keeps 0\.01 MiB of state", offload_optimizer, per_parameter(**ADAM_OF_1000))
-    does_not_apply("how many parameters", offload_optimizer, per_parameter())
-    refuses("above 0", offload_optimizer, per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
-
-
 # Gradients set to None
 
 
@@ -246,23 +225,6 @@ def test_real_changes_can_be_made_and_undone():
 
 
 # What torch's classes can be asked for
-
-
-@pytest.mark.parametrize(
-    ("name", "fused", "foreach"),
-    [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
-)
-def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, foreach):
-    metadata = {"optimizers": [{"name": name, "groups": [{"tensors": 2, "elements": 1000}]}]}
-    for setting, taken, change in (
-        ("fused", fused, fused_optimizer), ("foreach", foreach, foreach_optimizer)
-    ):  # fmt: skip
-        graph = per_parameter(**metadata)
-        if taken:
-            change(graph)
-        else:
-            with pytest.raises(NotApplicableError, match=f"torch.optim.{name} takes no `{setting}`"):
-                change(graph)
 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])

@@ -120,15 +120,6 @@ def test_autocast_casts_where_32_bits_meet_16():
     ]  # fmt: skip
 
 
-def test_a_kernel_that_no_operator_launched_stays_as_it_is():
-    graph = recorded(*BLOCK)
-    own = graph.select(kind="kernel", name=RELU, phase="forward")
-    graph.write("op", own.ids, -1)
-    autocast(graph)
-    assert own.duration_ns.tolist() == [1_005]
-    assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
-
-
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
     does_not_apply("no bfloat16 units", autocast, recorded(*BLOCK), dtype="bfloat16")
     does_not_apply("products or convolutions", autocast, recorded(BLOCK[1]))
@@ -172,24 +163,6 @@ def test_the_scaler_unscales_and_waits_for_its_flag():
         "scale loss", "gradient of scale", SGEMM, "unscale", "add kernel", "update scale"
     ]  # fmt: skip
     assert "1,000,000 gradients, by the run's parameters" in graph.facts.notes[0]
-
-
-def update_without_operators(*kernels):
-    """A step without operators: a backward kernel, and an update of these names, grids and times in us."""
-    rows = launched("sgemm", 0, 10, 100, 1, dtype="float32", phase="backward", block="128,1,1")
-    for number, (name, grid, time) in enumerate(kernels, 2):
-        at = 100.0 * number
-        more = {"grid": grid, "block": "128,1,1", "phase": "optimizer", "dtype": "float32"}
-        rows += launched(name, at, at + 10, at + 10 + time, number, **more)
-        rows[-2] |= {"phase": "optimizer"}
-    return build(trace(rows, steps=(0.0, 2000.0), devices=[{"id": 0, "name": V100}]))
-
-
-def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
-    fused = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
-    graph = update_without_operators((fused, "320,1,1", 70))
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [20_000]
 
 
 def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
@@ -311,20 +284,6 @@ def test_layout_kernels_go_but_the_first_of_a_step():
     assert len(named(graph, "launch")) == 4
 
 
-def test_what_a_convolution_turns_from_channels_last_stays():
-    # The first convolution runs in NCHW on tensors in NHWC; the others turn NCHW. Images are turned first.
-    turned = ("nhwcToNchwKernel", 7), ("volta_scudnn_conv", 50), ("nchwToNhwcKernel", 9)
-    turns = ("nchwToNhwcKernel", 8), ("xmma_fprop_conv_nhwc", 50), ("nhwcToNchwKernel", 9)
-    program = Program()
-    program.op("aten::cudnn_convolution", "forward", *turned)
-    does_not_apply("in channels-last memory already", channels_last, program.graph())
-    for _ in range(2):
-        program.op("aten::cudnn_convolution", "forward", *turns)
-    graph = program.graph()
-    channels_last(graph)
-    assert kernel_ns(graph) == [7, 50, 9, 8, 50, 50]
-
-
 def test_channels_last_says_why_not():
     does_not_apply("no convolution", channels_last, thread_and_stream((SGEMM, 5, "forward")))
     does_not_apply("in NHWC already", channels_last, thread_and_stream("xmma_fprop_conv_nhwc 50 forward"))
@@ -372,24 +331,6 @@ def test_a_chain_becomes_one_kernel_at_the_rate_of_the_products():
 def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
     hidden = ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES])
     does_not_apply("in the backward pass alone", flash_attention, recorded(hidden, *BACKWARD))
-
-
-def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
-    #  stream 7  4|gemm 50|max 9|sub 9|exp 9|sum 9|div 9|gemm 40|  ->  4|90|
-    parts = (
-        "reduce_kernel MaxOps",
-        "elementwise sub",
-        "elementwise exp_kernel_cuda",
-        "reduce_kernel sum",
-        "elementwise",
-    )
-    graph = thread_and_stream(
-        (SGEMM, 50, "forward"), *((name, 9, "forward") for name in parts), (SGEMM, 40, "forward")
-    )
-    assert makespan(graph) == 4 + 50 + 5 * 9 + 40
-    flash_attention(graph)
-    assert makespan(graph) == 4 + 50 + 40
-    assert len(named(graph, "launch")) == 1
 
 
 @pytest.mark.parametrize(

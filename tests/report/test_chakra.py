@@ -11,7 +11,7 @@ from chakra_reader import read, run
 from shared import shared_trace
 
 import daydream
-from daydream import DaydreamError, Graph, OutputError, simulate
+from daydream import DaydreamError, Graph, simulate
 from daydream.costs.network.simulated_times import node_of
 from daydream.report.chakra import message_class, write_chakra
 from daydream.simulate.timeline import Timeline
@@ -144,13 +144,3 @@ def test_groups_of_some_ranks_have_a_file_of_their_own(tmp_path):
     used = {node["pg_name"] for rank in nodes for node in rank if "pg_name" in node}
     groups = [json.loads(file.read_text()) for file in done.files if file.suffix == ".json"]
     assert used == set().union(*groups)
-
-
-def test_no_file_is_written_over(tmp_path):
-    timeline = simulate(small())
-    write_chakra(tmp_path / "job.et", timeline)
-    before = (tmp_path / "job.0.et").read_bytes()
-    with pytest.raises(OutputError, match="exists already"):
-        write_chakra(tmp_path / "job.et", timeline)
-    write_chakra(tmp_path / "job.et", timeline, force=True)
-    assert (tmp_path / "job.0.et").read_bytes() == before

@@ -23,8 +23,6 @@ from daydream.report.html.render import html
 from daydream.report.html.roofline import NO_PEAKS, NO_WORK, roofline
 from daydream.report.html.step import MOST_STRETCHES, StepPath
 from daydream.report.timeline import (
-    Spans,
-    coarsened,
     packed,
     simulated_in,
     simulated_window,
@@ -219,38 +217,6 @@ def test_points_are_kernels_by_name_and_layer_and_the_picture_says_how_much_it_c
 
 
 # What the HTML report draws: spans that become fewer where they are too many, a path that adds up
-
-
-def many_spans(number: int = 40_000) -> Spans:
-    random = np.random.default_rng(7)
-    lane = np.sort(random.integers(0, 3, number))
-    duration = random.integers(100, 20_000, number)
-    start = np.cumsum(duration + random.integers(0, 3_000, number)) - duration
-    for each in range(3):
-        start[lane == each] -= start[lane == each].min()
-    zero = np.zeros(number, np.int64)
-    return Spans(
-        lane=lane, start_ns=start, duration_ns=duration, name=zero, kind=lane % 2, phase=zero, layer=zero,
-        wait_ns=zero, why=zero, former_ns=zero - 1, flags=np.arange(number) % 50 == 0, count=zero + 1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("most", [300, 5_000, 20_000])
-def test_too_many_spans_become_fewer_and_none_is_lost(most):
-    spans = many_spans()
-    detail = (50_000_000, 52_000_000)
-    fewer = coarsened(spans, detail, most)
-
-    assert len(fewer) <= most
-    assert fewer.count.sum() == len(spans)
-    assert (fewer.duration_ns >= 0).all()
-    ends = [np.max((each.start_ns + each.duration_ns)[each.lane == 1]) for each in (spans, fewer)]
-    assert ends[0] == ends[1]
-    follows = fewer.lane[1:] == fewer.lane[:-1]
-    assert ((fewer.start_ns + fewer.duration_ns)[:-1][follows] <= fewer.start_ns[1:][follows]).all()
-    if most > 2_000:
-        inside = (fewer.start_ns >= detail[0]) & (fewer.start_ns < detail[1])
-        assert (fewer.count[inside] == 1).all()
 
 
 @pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_16"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import pytest
 from graph.small_traces import op, trace
 from html_document import Document
 from shared import shared_replay
@@ -35,7 +32,7 @@ from daydream.report.format import step_change_text
 from daydream.report.html.render import MOST_AT_ONCE, notebook_html, render
 from daydream.report.markdown import markdown
 from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
-from daydream.report.views.breakdown import cause_table, moved_bound
+from daydream.report.views.breakdown import cause_table
 from daydream.simulate.critical_path import PathCause
 
 # One view with every kind of block, as each renderer shows it; what narrow terminals leave out
@@ -251,32 +248,6 @@ def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_fr
     assert found.startswith("add: 9.00 -> 12.00 us per step, 0.75x")
 
 
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ((10, 10, 10, 12), ""),  # the mean is 5% above the median
-        ((10, 10, 10, 10, 50, 30), "2 of 6 steps take 4.0x the median"),
-        ((10, 10, 10, 18), "1 of 4 steps takes 1.8x the median"),
-        ((20, 20, 20, 4), "1 of 4 steps takes 0.2x the median"),
-        ((10, 10, 10, 14, 14.9), "steps take 1.00x to 1.49x the median"),
-    ],
-)
-def test_a_headline_says_why_its_mean_is_far_from_the_median(times, said):
-    ends = [10 + sum(times[:n]) for n in range(len(times) + 1)]
-    rows = [op("a", start, end, phase="forward") for start, end in pairwise(ends)]
-    replay = daydream.replay(trace([op("first", 0, 10), *rows], steps=(0, *ends)))
-    assert [step.measured_ns for step in replay.steps] == [round(1000 * each) for each in times]
-
-    for screen in (
-        view_text(replay),
-        view_text(daydream.whatif(replay, "scale", factor=0.5)),
-        view_text(daydream.rank(replay, pairs=0, with_curves=False), top=5),
-        view_text(daydream.explain(replay)),
-    ):
-        found = [line for line in screen.splitlines()[:3] if line.startswith("  the step is the mean: ")]
-        assert found == ([f"  the step is the mean: {said}"] if said else [])
-
-
 def test_a_prediction_that_says_nothing_leads_with_that_and_why():
     comparison = daydream.whatif(
         shared_replay("kineto/mi300x_sglang_decode_graph_replay.json.gz"), "scale", on="gpu", factor=0.5
@@ -315,30 +286,3 @@ def test_steps_that_all_replay_exactly_have_no_worst_one():
 
 
 # Where a step's time goes
-
-US = 1_000
-
-
-def parts(**by_cause):
-    return {"by_cause": {name.replace("_", " "): US * us for name, us in by_cause.items()}}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        # Kernels hid the CPU's work: the step is shorter, and what is left of it is the CPU's.
-        (parts(copies=80, queue_wait=20), parts(queue_wait=60), "40.00 us of CPU time that device work"),
-        (parts(queue_wait=60), parts(copies=80), "60.00 us of device time that CPU work"),
-        # As much as before, less than a tenth of the step, and the work of a step without a device.
-        (parts(copies=80, queue_wait=20), parts(copies=40, queue_wait=20), ""),
-        (parts(copies=80, queue_wait=20), parts(copies=60, queue_wait=28), ""),
-        (parts(CPU_operators=80), parts(CPU_operators=60, queue_wait=20), ""),
-        # A batch is waited for, which is neither.
-        (parts(data_loading=60), parts(copies=80), ""),
-    ],
-)  # fmt: skip
-def test_a_wait_that_moved_is_told_with_its_time(before, after, said):
-    text = moved_bound(before, after)
-
-    assert text.startswith(said)
-    assert bool(text) == bool(said)
