@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contention_machine import UPDATE, Machine
-from graph.small_graphs import kernels
+from contention_machine import Machine
 from sanity import a_busy_device_gains_from_faster_kernels, sources
 from shared import TRACES, shared_replay
 
@@ -309,25 +308,6 @@ def test_another_network_meets_the_machine_run_again(factor, network):
     truth = gained(machine, network=network)
     assert predicted(machine, network) == pytest.approx(truth, rel=0.001)
     assert abs(predicted(machine, network, contention="off") - truth) > 0.005  # what this is for
-
-
-@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.4, 1.0), (1.4, 1.2)])
-def test_transfers_put_into_a_trace_without_them_slow_its_kernels(factors):
-    machine, alone = Machine(*factors, spread=0), Machine(*factors, spread=0, every=0)
-
-    def exchange(graph):
-        for work in kernels(graph).group_by("step"):
-            backward = work.ids[-machine.layers - 1 : -1]
-            for number, done in enumerate(reversed(backward.tolist())):
-                if number % machine.every == 0:
-                    graph.insert(
-                        "reduce", kind="collective", lane="stream 20", gap_ns=1000,
-                        duration_ns=machine.transfer_us * 1000,
-                        after=[done], before=[work.where(name=UPDATE)],
-                    )  # fmt: skip
-
-    found = daydream.whatif(rerun(alone), exchange, contention=factors).predicted_ns / 1000
-    assert found == pytest.approx(run_again(machine), rel=0.005)
 
 
 def test_the_last_pass_is_followed_by_another():

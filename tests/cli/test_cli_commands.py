@@ -382,15 +382,3 @@ def test_a_list_of_tools(ask):
     listed = json.loads(ask("tool --list --json").out)["tools"]
     assert [tool["name"] for tool in listed][:2] == ["kernel-frequency", "top-kernels"]
     assert "idle-gaps" in ask("tool --list").out
-
-
-def test_what_is_missing_is_one_line(ask):
-    for words, code, said in (
-        (("tool",), 2, "missing argument 'NAME'"),
-        (("tool", "copies"), 2, "missing argument 'TRACE'"),
-        (("tool", "copied", "--trace", "step.parquet"), 1, "Did you mean 'copies'?"),
-        (("tool", "copies", "--trace", "step.parquet", "--range", "step"), 1, "is no range"),
-    ):
-        done = ask(*words)
-        assert done.code == code
-        assert said in done.err

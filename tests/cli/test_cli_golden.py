@@ -79,27 +79,6 @@ def test_the_screen_is_as_reviewed_of_compare(many, ask, name, typed):
     assert screen == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("asked", "code", "said"),
-    [
-        ("step.json.gz nothing.parquet", 1, "nothing.parquet"),
-        ("step.json.gz", 2, "missing argument 'AFTER'"),
-        ("step.parquet step.parquet --whatif apm", 1, "Did you mean 'amp'?"),
-        ("step.parquet step.parquet --whatif", 2, "--whatif"),
-        ("step.parquet step.parquet --factor 0.5", 2, "--factor"),
-        ("step.parquet step.parquet --whatif scale --factor -1", 2, "factor"),
-        ("step.parquet step.parquet --steps auto", 1, "step.parquet"),
-        ("step.parquet step.parquet --top 0", 2, "--top"),
-    ],
-)
-def test_errors_take_a_line(ask, asked, code, said):
-    done = ask(f"compare {asked}")
-
-    assert (done.code, done.out) == (code, "")
-    assert said in done.err
-    assert "Traceback" not in done.err
-
-
 def test_of_two_traces_an_error_says_which(folder, ask):
     queue_full().run(steps=6).write(folder / "one.json", 3, 3)  # its kernels began before it
     done = ask("compare step.parquet one.json")
@@ -116,16 +95,6 @@ def test_a_change_can_be_explained(ask):
 
     assert done.code == 0
     assert "after amp (replay error " in " ".join(done.out.split())
-
-
-def test_errors_take_a_line_of_explain(ask):
-    missing = ask("explain --trace nothing.parquet")
-    unknown = ask("explain --whatif apm --trace step.parquet")
-
-    assert (missing.code, missing.out) == (1, "")
-    assert (unknown.code, unknown.out) == (1, "")
-    assert "Did you mean 'amp'?" in unknown.err
-    assert "Traceback" not in missing.err + unknown.err
 
 
 # The last line of a command is what to type next, and it works: on GPU, CPU and several ranks

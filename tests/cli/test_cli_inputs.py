@@ -90,12 +90,6 @@ def test_what_does_not_fit_is_one_line(ask, folder):
     done = ask("rank --trace step.parquet --handles map.json")
     assert (done.code, done.out) == (1, "")
     assert "no row joins any of the 1 identifiers" in done.err
-    done = ask("import step.json.gz --capture step.json.gz -o x.parquet")
-    assert done.code == 1
-    assert "graph launch" in done.err
-    assert not (folder / "x.parquet").exists()
-    done = ask("info step.parquet --handles map.json --capture step.json.gz")
-    assert done.code == 2
 
 
 # `--json`: one object with exactly the keys of docs/json.md, and nothing else on stdout
@@ -201,13 +195,6 @@ def test_a_range_is_the_same_from_every_source(ask, tmp_path, monkeypatch):
 
     assert ask("import step.json.gz --steps 1:3 -o few.parquet").code == 0
     assert steps_of(ask("replay --trace few.parquet --json")) == whole[:2]
-
-
-def test_a_range_without_a_step_is_one_line(ask):
-    done = ask("info step.parquet --steps 50:")
-    assert done.code == 1
-    assert done.err.count("\n") == 1
-    assert "step.parquet: it has none of the steps 50:" in done.err
 
 
 # ExecuTorch's files at the command line: imported, asked, refused in one line

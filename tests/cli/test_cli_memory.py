@@ -66,30 +66,6 @@ def test_the_capacity_is_told_as_typed(ask, file, capacity, verdict):
     assert ("out of memory at request" in done.out) == verdict.startswith("does not")
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ("", "missing argument 'TRACE' or '--snapshot'"),
-        ("--snapshot s.pickle --trace t.parquet", "give either a trace or '--snapshot'"),
-        ("--snapshot s.pickle --by layers", "--by goes with a trace"),
-        ("--trace t.parquet --by layers --html m.html", "leave --by out"),
-        (
-            "--snapshot s.pickle --allocator expandable:True",
-            "unknown allocator setting 'expandable'",
-        ),
-        ("--snapshot s.pickle --allocator max_split_size_mb:1", "at least 20"),
-        ("--snapshot s.pickle --capacity much", "'much' is not a size such as 24GB"),
-        ("--snapshot s.pickle --capacity 0", "'0' is less than one byte"),
-        ("--snapshot s.pickle --capacity -3GB", "'-3GB' is not a size"),
-    ],
-)
-def test_mistakes_in_options_are_usage_errors(ask, file, args, said):
-    done = ask(f"memory {args}")
-
-    assert (done.code, done.out) == (2, "")
-    assert said in done.err
-
-
 def test_a_hostile_pickle_is_refused_and_not_run(ask, folder):
     class Calls:
         def __reduce__(self):
@@ -149,12 +125,6 @@ def test_rank_has_a_column_and_sorts_by_it(folder):
     assert known == sorted(known)
 
 
-def test_rank_by_memory_needs_memory(folder):
-    done = asked(folder, "rank --by memory", trace="none.parquet")
-    assert (done.code, done.out) == (1, "")
-    assert "none.parquet: this trace has no memory events" in done.err
-
-
 def test_the_largest_batch(folder):
     done = asked(folder, "memory --largest-batch --capacity", str(round((ALWAYS + 4 + 160 * 100) * 1.02)))
     assert done.code == 0
@@ -174,10 +144,6 @@ def test_the_largest_batch(folder):
     [
         ("--largest-batch", 1, "give --capacity, such as 24GB"),
         ("--largest sequence --capacity 1GB", 1, "do not show its sequence length"),
-        ("--largest-batch --largest sequence --capacity 1GB", 2, "give either"),
-        ("--largest-batch --by layers", 2, "--by does not go with '--largest'"),
-        ("--largest model", 2, "invalid value for '--largest'"),
-        ("--largest-batch --capacity much", 2, "'much' is not a size such as 24GB"),
     ],
 )
 def test_mistakes_are_told_in_a_line(folder, words, code, said):

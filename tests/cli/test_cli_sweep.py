@@ -19,16 +19,8 @@ from daydream.cli.suggestions import Suggestions, suggestions
 from daydream.cli.sweep import values_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.world_size import fitted_to_trace
-from daydream.errors import MissingPackageError
 
 # `daydream rank`: the screen, and the object of `--json`
-
-
-@pytest.mark.parametrize("wrong", [["--top", "0"], ["--pairs", "-1"], ["--top", "many"], []])
-def test_wrong_options_are_usage_errors(ask, wrong):
-    done = ask("rank", *wrong) if not wrong else ask("rank --trace step.parquet", *wrong)
-
-    assert (done.code, done.out) == (2, "")
 
 
 # `daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C
@@ -45,48 +37,6 @@ def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
     assert "  all: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "error: no scenario could be answered; the reasons are listed\n"
     assert len(json.loads(ask(*asked, "--json").out)["refused"]) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "",
-        "--set factor",
-        "--set factor=fast",
-        "--set factor=1,...,4",
-        "--set factor=2,2",
-        "--set speed=1,2",
-        "--set on=cpu,gpu",
-        "--set factor=2 --set factor=3",
-        "--set factor=2 --factor 3",
-        "--set factor=2 --top 0",
-        "--set factor=2 --sort name",
-        "--set factor=2 --engine ray",
-        "--set factor=2 --engine processes:0",
-        "--set factor=2 -o all.txt",
-        "--set factor=2 --trace missing.json",
-    ],
-)
-def test_wrong_options_are_usage_errors_before_anything_is_read(ask, wrong):
-    done = ask("sweep scale --trace missing.json", *wrong.split())
-
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    "asked", [["--trace", "missing.json", "--set", "factor=2"], ["--trace", "step.parquet"]]
-)
-def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    engine = [] if "missing.json" in asked else ["--set", "factor=2", "--engine", "dask"]
-    done = ask("sweep scale", *asked, *engine)
-
-    assert (done.code, done.out) == (1, "")
-    assert done.err in {
-        "error: missing.json: no such file\n",
-        f"error: {MissingPackageError('distributed', 'dask')}\n",
-    }
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
@@ -298,46 +248,6 @@ def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
     assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]
     assert found._repr_html_().count("<tr>") == 4
     assert "1,024 workers" in repr(found)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "--workers 1,,2",
-        "--workers 0",
-        "--workers 1,...,8",
-        "--workers 1,2,...",
-        "--workers 1,2,...,9",
-        "--workers many",
-        "--jitter 1.5",
-        "--jitter nan",
-        "--straggler 0.5",
-        "--plot scaling.txt",
-        "--bandwidth 0",
-        "--bandwidth 10 --cluster p3",
-    ],
-)
-def test_wrong_options_are_usage_errors_of_scaling(ask, wrong):
-    done = ask("scaling", *TRACE, *wrong.split())
-
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-    assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--trace", "missing.json"],
-        [*TRACE, "--cluster", "dgx-a1000"],
-        ["--trace", "step.parquet", "--cluster", "p3"],
-    ],
-)
-def test_what_cannot_be_answered_is_said_in_a_line(ask, wrong):
-    done = ask("scaling", *wrong)
-
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
 
 
 @pytest.mark.parametrize("name", ["scaling.png", "scaling.html"])

@@ -109,28 +109,6 @@ def test_on_a_terminal_less_time_is_green_more_is_red_and_what_is_neutral_or_fad
     assert styles([slower]) == {"a": TITLE, "change, ms": TITLE, "+1.000": WORSE}
 
 
-def test_where_there_is_no_room_columns_go_by_their_number_and_then_names_are_cut():
-    def head(room):
-        first, *others = ["".join(piece.text for piece in line) for line in lines([SAMPLE[4]], room)]
-        assert room < 40 or max(map(len, [first, *others])) <= room
-        return first.split()
-
-    full = len(TEXT.splitlines()[5])
-    held = len("  held, MiB")
-    heads = [head(full - less) for less in (0, 1, held, held + 1)]
-    assert ["held," in each for each in heads] == [True, False, False, False]
-    assert ["interval," in each for each in heads] == [True, True, True, False]
-    wide = Table([Column("name"), Column("time", Kind.TIME)], [Row(("k" * 40, MS))])
-    _, row = ("".join(piece.text for piece in line) for line in lines([wide], 40))
-    assert row == f"  {'k' * 25}...     1.000"
-    assert len(row) == 40
-    figures = Table([Kind.COUNT("workers"), Column("fits", spare=1)], [Row((64, "k" * 40))])
-    assert ["".join(piece.text for piece in line) for line in lines([figures], 30)] == [
-        "  workers",
-        "       64",
-    ]
-
-
 def test_units_and_digits_are_those_of_the_whole_or_of_the_largest_cell():
     columns = (Column("a"), Column("t", Kind.TIME), Column("m", Kind.BYTES))
     small = Table(columns, [Row(("x", 9_000, 2048)), Row(("y", 500, 100))])
