@@ -498,8 +498,11 @@ def _memory(
     """Return the peak of a stage, bytes: what it keeps of its parameters, and of passes that are under way."""
     blocks = [block for chunk in chunks for block in chunk]
     held = sum(held for _, held, _ in _shares(blocks, strategy))
-    kept = held * (model.parameter_bytes + model.gradient_bytes)
-    kept += _updated(blocks, strategy) * model.optimizer_bytes
+    updated = _updated(blocks, strategy)
+    if 0 < stage == strategy.pp - 1:  # its copy of the embedding
+        held += model.tied_parameters
+        updated += model.tied_parameters
+    kept = held * (model.parameter_bytes + model.gradient_bytes) + updated * model.optimizer_bytes
     if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
         whole = max(map(_parameters, blocks))
         kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
