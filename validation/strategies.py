@@ -3,7 +3,7 @@
     python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
 
 Each shape of a table (model, tp, cp, ep, micro-batch) is one layer of each kind of `examples/megatron_gpt.py`,
-emulated on the table's GPU over one micro-batch; all rows of the table are composed of these (`world.compose`).
+emulated on the table's GPU over one micro-batch; `daydream plan` predicts all rows of the table from these.
 One factor, fitted to every tenth row, scales all times, for what the runs do that nobody wrote down (clocks,
 logging); the figures are of the other rows, and without the factor `unscaled_median_error`. Rows that cannot be
 predicted are listed, with why.
@@ -30,7 +30,8 @@ import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError
-from daydream.world.compose import Block, Model, Strategy, compose
+from daydream.plan.search import Job, Strategy
+from daydream.world.compose import Block, Model
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
@@ -253,8 +254,8 @@ def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
     all_layers = [block for block, count in zip(layers, row.layers, strict=True) for _ in range(count)]
     update_ns = UPDATE_BYTES / (find_device(setting.device).bandwidth * BANDWIDTH)
     model = Model((first, *all_layers, last), **setting.of_model, optimizer_ns=update_ns)
-    found = compose(model, row.strategy, find_cluster(setting.cluster))
-    return found.step_ns / 1e6, found.peak_bytes
+    found = Job({row.strategy.shape: model}, find_cluster(setting.cluster)).predict(row.strategy)
+    return found.step_ns / 1e6, found.memory_bytes
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -114,6 +114,7 @@ class Model:
         gradient_bytes: of a gradient as it is kept and exchanged.
         optimizer_bytes: of master weights and moments, for each parameter.
         optimizer_ns: that the update of one parameter takes.
+        update_bytes: that it holds besides, for each parameter.
         tied_parameters: of an embedding that the last stage shares with the first.
         synchronous: the thread waits for the GPU after each pass, as Megatron's timers and messages have it.
     """
@@ -123,6 +124,7 @@ class Model:
     gradient_bytes: float = 4
     optimizer_bytes: float = 12
     optimizer_ns: float = 0.0
+    update_bytes: float = 0
     tied_parameters: float = 0
     synchronous: bool = False
 
@@ -499,7 +501,8 @@ def _memory(
     blocks = [block for chunk in chunks for block in chunk]
     held = sum(held for _, held, _ in _shares(blocks, strategy))
     kept = held * (model.parameter_bytes + model.gradient_bytes)
-    kept += _updated(blocks, strategy) * model.optimizer_bytes
+    updated = _updated(blocks, strategy)
+    kept += updated * model.optimizer_bytes
     if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
         whole = max(map(_parameters, blocks))
         kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
@@ -521,4 +524,4 @@ def _memory(
         now -= saved[number] if direction == BACKWARD else 0.0
         peak = max(peak, now + highest[number])
         now += saved[number] if direction == FORWARD else 0.0
-    return kept + peak
+    return kept + max(peak, updated * model.update_bytes)
