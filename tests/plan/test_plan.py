@@ -1,6 +1,9 @@
 """Plans by hand: how many strategies there are, that nothing good is left out, and what is said."""
 
+import os
 import random
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -369,3 +372,44 @@ shutil.copy({str(H200)!r}, sys.argv[4])
     monkeypatch.setattr(script, "COLLECT", ["collect.py"])
     job = script.of_script(["train.py"], [], "dgx-h100", None, (8, 64))
     assert job.own == Strategy(dp=8, micro_batch=8, overlap=True)  # 64 samples, 8 at once
+
+
+# On a cluster ---------------------------------------------------------------------------------------
+
+
+class Waiting(Job):
+    """Waits for each prediction; the first worker that finds no `mark` makes it, and is killed."""
+
+    mark: Path | None = None
+
+    def memory_bytes(self, strategy):
+        return 1
+
+    def predict(self, strategy):
+        time.sleep(0.25)
+        if self.mark is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        ns = strategy.micro_batch
+        return Candidate(strategy, strategy.world_size, ns, ns, ns, 1, {"compute": ns})
+
+
+@pytest.mark.slow
+def test_two_workers_are_faster_and_a_killed_one_loses_nothing(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    waiting = Waiting({}, find_cluster("dgx-h100"), capacity=needed_bytes(1))
+    limits = {**PLAIN, "pp": [1], "cp": [1], "fsdp": [1], "tp": [1]}
+    seconds, answers = [], []
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        dask = f"dask:{cluster.scheduler_address}"
+        for engine, mark in (("local", None), (dask, None), (dask, None), (dask, tmp_path / "killed")):
+            waiting.mark = mark
+            started = time.monotonic()
+            answers.append(plan(waiting, [1], 3456, limits=limits, engine=engine).to_json())
+            seconds.append(time.monotonic() - started)
+    assert answers[0]["seen"]["predicted"] == 32  # divisors of 2^7 3^3, samples at once
+    assert all(each == answers[0] for each in answers[1:])
+    assert (tmp_path / "killed").exists()
+    assert seconds[0] / seconds[2] >= 1.6, seconds  # the first time, workers import
