@@ -1,15 +1,96 @@
-"""Peak memory where a change is predicted: one line or column, JSON, verdicts, limits, mistakes."""
+"""Memory on the command line: its own command, and in whatif, rank, sweep, scaling, explain."""
 
+import gzip
 import json
-import sys
-from pathlib import Path
+import pickle
 
 import pytest
 from command_line import daydream
+from memory.recordings import PARAMETER, SGD, Recording, training_step
+from memory.two_blocks import ALWAYS, LAYER, WEIGHT, two_blocks
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
+# `daydream memory --snapshot`: the answer first, on one screen; JSON for scripts; one line for errors
 
-from two_blocks import ALWAYS, LAYER, WEIGHT, two_blocks
+
+MIB = 1 << 20
+START = 1 << 40
+
+
+def stack(line):
+    return [{"filename": "/home/someone/gpt/model.py", "line": line, "name": "forward"}]
+
+
+def made(path, name="forward"):
+    """Write a snapshot: 30 blocks of 1 to 30 MiB, from as many lines, then all are freed."""
+    events, at = [], START
+    for line in range(1, 31):
+        frames = [{**stack(line)[0], "name": name}]
+        events += [
+            {"action": "segment_alloc", "addr": at, "size": max(20, line + line % 2) * MIB, "stream": 0},
+            {"action": "alloc", "addr": at, "size": line * MIB + 512, "stream": 0, "frames": frames},
+        ]
+        at += 64 * MIB
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    return path.name
+
+
+@pytest.fixture
+def file(folder):
+    return made(folder / "s.pickle")
+
+
+def test_the_peak_and_whether_it_fits_come_first(ask, file):
+    done = ask("memory --snapshot", file, "--capacity", "24GB")
+
+    first, *_ = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert first.startswith("cuda:0: peak ")
+    assert " allocated, " in first
+    assert "reserved: fits in 24 GB (" in first
+    assert "gpt/model.py:30 forward" in done.out
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict"),
+    [
+        ("700MiB", "too close to tell in 700 MiB ("),
+        ("100MB", "does not fit in 100 MB"),
+        ("1.5GiB", "fits in 1.5 GiB ("),
+        ("104857600", "does not fit in 100 MiB"),
+    ],
+)
+def test_the_capacity_is_told_as_typed(ask, file, capacity, verdict):
+    done = ask("memory --snapshot", file, "--capacity", capacity)
+
+    assert verdict in done.out.splitlines()[0]
+    assert ("out of memory at request" in done.out) == verdict.startswith("does not")
+
+
+def test_a_hostile_pickle_is_refused_and_not_run(ask, folder):
+    class Calls:
+        def __reduce__(self):
+            return print, ("it ran",)
+
+    (folder / "bad.pickle").write_bytes(pickle.dumps({"segments": Calls()}))
+    done = ask("memory --snapshot bad.pickle")
+
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(
+        "error: bad.pickle: refused, since its pickle has the opcode STACK_GLOBAL at byte "
+    )
+    assert len(done.err.splitlines()) == 1
+
+
+def test_names_in_a_snapshot_do_not_steer_the_terminal(ask, folder):
+    name = made(folder / "odd.pickle", name="\x1b[31mred\n")
+    done = ask("memory --snapshot", name)
+
+    assert "\x1b" not in done.out
+    assert "?[31mred?" in done.out
+
+
+# Peak memory where a change is predicted: one line or column, JSON, verdicts, limits, mistakes
+
 
 NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 
@@ -34,20 +115,6 @@ def test_a_whatif_says_the_peak_and_whether_it_fits(folder):
     assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), does not fit in 2.00 KiB" in " ".join(done.out.split())
 
 
-def test_json_of_a_whatif(folder):
-    found = json.loads(asked(folder, "whatif fused-adam --json --capacity 2300").out)["memory"]
-
-    assert (found["before_bytes"], found["after_bytes"]) == (NOW, ALWAYS + LAYER + 4 + 2 * WEIGHT + LAYER)
-    assert (found["capacity_bytes"], found["fits"]) == (2300, True)
-
-
-def test_without_memory_events_nothing_is_said(folder):
-    done = asked(folder, "whatif fused-adam", trace="none.parquet")
-    assert "memory" not in done.out
-    found = json.loads(asked(folder, "whatif fused-adam --json", trace="none.parquet").out)
-    assert found["memory"] is None
-
-
 def test_rank_has_a_column_and_sorts_by_it(folder):
     done = asked(folder, "rank --by memory --capacity 2400 --no-curves")
     assert done.code == 0
@@ -56,19 +123,6 @@ def test_rank_has_a_column_and_sorts_by_it(folder):
     found = json.loads(asked(folder, "rank --by memory --json --no-curves").out)
     known = [each["memory"]["after_bytes"] for each in found["changes"] if each["memory"]]
     assert known == sorted(known)
-
-
-def test_rank_by_memory_needs_memory(folder):
-    done = asked(folder, "rank --by memory", trace="none.parquet")
-    assert (done.code, done.out) == (1, "")
-    assert "none.parquet: this trace has no memory events" in done.err
-
-
-def test_scaling_has_a_column(folder):
-    done = asked(folder, "scaling --workers 1,2 --bandwidth 10 --capacity 3000 --json")
-    rows = json.loads(done.out)["workers"]
-    assert [row["memory"]["after_bytes"] for row in rows] == [NOW, NOW + 2 * WEIGHT]
-    assert [row["memory"]["fits"] for row in rows] == [True, False]
 
 
 def test_the_largest_batch(folder):
@@ -90,10 +144,6 @@ def test_the_largest_batch(folder):
     [
         ("--largest-batch", 1, "give --capacity, such as 24GB"),
         ("--largest sequence --capacity 1GB", 1, "do not show its sequence length"),
-        ("--largest-batch --largest sequence --capacity 1GB", 2, "give either"),
-        ("--largest-batch --by layers", 2, "--by does not go with '--largest'"),
-        ("--largest model", 2, "invalid value for '--largest'"),
-        ("--largest-batch --capacity much", 2, "'much' is not a size such as 24GB"),
     ],
 )
 def test_mistakes_are_told_in_a_line(folder, words, code, said):
@@ -134,39 +184,6 @@ def explained(folder, *words, trace="m.parquet"):
     return " ".join(done.out.split())
 
 
-def test_explain_tells_the_peak_what_most_of_it_is_and_whether_it_fits(folder):
-    said = explained(folder, "--capacity", "24GB")
-
-    # 1,536 of 2,628 bytes are there all the time: 512 of parameters, 1,024 of Adam's moments.
-    assert "peak memory 2.6 KiB, fits 24 GB; 39.0% of it optimizer states, reached in optimizer" in said
-    assert "batch-size" not in said  # nothing has to be smaller
-    found = json.loads(explained(folder, "--json", "--capacity", "24GB"))["memory"]
-    assert [found[key] for key in ("before_bytes", "after_bytes", "fits")] == [NOW, NOW, True]
-    assert (found["peak_phase"], found["by_kind"]["optimizer_state"], found["whatifs"]) == (
-        "optimizer", 4 * WEIGHT, [],
-    )  # fmt: skip
-
-
-def test_explain_names_what_makes_a_peak_smaller_that_does_not_fit(folder):
-    said = explained(folder, "--capacity", "2300")
-
-    assert "peak memory 2.6 KiB, does not fit in 2.25 KiB" in said
-    assert "daydream whatif fused-optimizer m.parquet peak 2.13 KiB, fits; step" in said
-    found = json.loads(explained(folder, "--json", "--capacity", "2300"))["memory"]
-    assert found["fits"] is False
-    assert all(each["after_bytes"] < NOW for each in found["whatifs"])
-    first = found["whatifs"][0]
-    asked_again = json.loads(asked(folder, *first["command"][1:], "--json", "--capacity", "2300").out)
-    assert asked_again["memory"]["after_bytes"] == first["after_bytes"]
-    assert asked_again["predicted_ns"] == first["predicted_ns"]
-
-
-def test_explain_after_a_change_tells_the_peak_then(folder):
-    said = explained(folder, "--whatif", "fused-adam", "--capacity", "24GB")
-    assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), fits 24 GB; 47.0% of it optimizer states" in said
-    assert "optimizer states, reached in backward" in said
-
-
 def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
     done = asked(folder, "sweep --set batch-size.factor=16,2 --sort order --capacity 3000")
 
@@ -196,11 +213,43 @@ def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(folder):
     assert "optimizer state" in then.partition("</table>")[0]
 
 
-def test_the_report_of_a_whatif_says_why_its_peak_is_not_known(folder):
-    words = ("metaflow", "--layers", "blocks.*", "--factor", "0.5")
-    assert asked(folder, "whatif", *words, "--html", "u.html", "--no-ranking").code == 0
-    page = (folder / "u.html").read_text("utf-8")
-    assert "After metaflow: metaflow cannot say what that does to memory" in page
-    assert "<span>peak memory</span>" not in page
-    assert asked(folder, "whatif fused-adam --html n.html --no-ranking", trace="none.parquet").code == 0
-    assert 'id="memory"' not in (folder / "n.html").read_text("utf-8")
+# `daydream memory --trace`: the answer first, other looks, JSON for scripts, files, one line for errors
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with `t.parquet`: three steps of one layer on the CPU, with its metadata."""
+    folder = tmp_path_factory.mktemp("trained")
+    recording = Recording()
+    for number in (3, 4, 5):
+        training_step(recording, number)
+    trace = recording.trace(folder)
+    trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
+    trace.save(folder / "t.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("by", ["operators", "layers", "idle"])
+def test_other_looks_have_text_and_json(trained, by):
+    done = daydream("memory --trace t.parquet --by", by, folder=trained)
+    said = json.loads(daydream("memory --trace t.parquet --by", by, "--json", folder=trained).out)
+
+    assert done.code == 0
+    assert done.out.startswith("cpu: ")
+    assert said["by"] == by
+    assert isinstance(said[by], list)
+
+
+def test_a_timeline_and_a_report_are_written(trained):
+    done = daydream(
+        "memory --trace t.parquet -o m.json.gz --html m.html", folder=trained
+    )  # fmt: skip
+
+    assert done.code == 0
+    events = json.loads(gzip.decompress((trained / "m.json.gz").read_bytes()))["traceEvents"]
+    counters = [event["args"]["value"] for event in events if event["name"] == "memory: cpu"]
+    assert max(counters) == 16120
+    assert 'id="memory-chart"' in (trained / "m.html").read_text()
+    again = daydream("memory --trace t.parquet --html m.html", folder=trained)
+    assert again.code == 1
+    assert "--force" in again.err

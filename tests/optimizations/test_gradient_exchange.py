@@ -1,23 +1,26 @@
-"""DistributedDataParallel and its buckets: each answer worked out by hand."""
+"""DDP's buckets and cheaper exchanges of gradients: each answer worked out by hand."""
 
 import json
 
 import numpy as np
 import pytest
 import strategies  # noqa: F401 - sets hypothesis up
+from daydream.optimizations._communication import blueconnect
 from daydream.optimizations.bucket_size import bucket_size
+from daydream.optimizations.compression import compression, dgc
 from daydream.optimizations.ddp import ddp
-from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from graph.small_graphs import named
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, makespan, noted
+from recorded import Program, does_not_apply, makespan, noted
 from shared import shared_replay
 from training_programs import (
     A100,
     GRADIENT,
     ONE,
     buckets_of,
+    exchanged,
     layer,
     reduce_bucket,
     times,
@@ -25,12 +28,15 @@ from training_programs import (
     two_layers_on_a_cpu,
 )
 
-from daydream import GraphError, NotApplicableError, simulate
+from daydream import GraphError, NotApplicableError
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import floor_ns
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.graph.build import build
 from daydream.model.gradients import assign
+
+# DistributedDataParallel and its buckets: each answer worked out by hand
+
 
 # ddp
 
@@ -45,16 +51,6 @@ def test_buckets_are_reduced_beside_the_backward_pass_and_the_optimizer_waits():
     assert ran["all-reduce"] == [(166, 166 + 40), (226, 226 + 40)]
     assert ran["update"] == [(266, 266 + 30)]
     assert graph.lint() == []
-
-
-def test_each_all_reduce_brings_a_launch_and_the_thread_goes_on():
-    #  thread  ... |grad 1 10|gradient 2|launch 6|grad 0 10|gradient 2|launch 6|update 10|
-    graph = training()
-    before = simulate(graph)
-    cpu = before.end_ns[before.column("kind") == "cpu"].max()
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
-    after = simulate(graph)
-    assert after.end_ns[after.column("kind") == "cpu"].max() == cpu + 2 * 6
 
 
 def test_copies_into_and_out_of_buckets_take_the_bandwidth_of_the_device():
@@ -73,27 +69,6 @@ def test_copies_into_and_out_of_buckets_take_the_bandwidth_of_the_device():
     graph = training(**A100)
     ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE, gradient_as_bucket_view=True)
     assert times(graph)["update"][0][0] == 266 + 2 * one
-
-
-def test_every_step_has_its_own_buckets():
-    graph = training(steps=3)
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=1.0)
-    reduced = graph.select(kind="collective")
-    assert reduced.step.tolist() == [0, 1, 2]
-    assert reduced.bytes.tolist() == [8000] * 3
-    assert makespan(graph) == 6 + 3 * (2 * 50 + 2 * 60 + 80 + 30)
-
-
-def test_of_several_backward_passes_the_last_one_is_reduced():
-    graph = training(passes=2)
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
-    second = 6 + 2 * 50 + 2 * 60 + 2 * 50
-    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
-
-    graph = training()
-    gradient_accumulation(graph, batches=2)
-    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
-    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
 
 def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():
@@ -133,12 +108,6 @@ def test_the_buckets_of_a_single_gpu_trace_are_those_that_real_ddp_reduced():
     ddp(single, workers=2)
     reduced = real.select(kind="collective", collective="all_reduce", step=1).bytes.tolist()
     assert single.select(kind="collective", step=1).bytes.tolist() == reduced
-
-
-def test_sizes_that_the_trace_does_not_tell_can_be_given():
-    graph = training(shapes=None)
-    ddp(graph, workers=2, bandwidth=100.0, gradient_mb=2 * ONE)
-    assert times(graph)["all-reduce"] == [(226, 226 + 80)]
 
 
 @pytest.mark.parametrize(
@@ -213,16 +182,6 @@ def test_a_bucket_that_begins_later_may_no_longer_wait_for_peers():
     quick = distributed(1, 0, duration=FIXED)  # as fast as the cluster: they waited for nobody
     bucket_size(quick, bucket_mb=1.0)
     assert all((each == 0).all() for _, each in quick.doubted)
-
-
-def test_one_bucket_becomes_two():
-    #  stream 7   ...|grad 1 60|grad 0 60|                       |update 30|
-    #  stream 13            166|all-reduce 4,000 B|all-reduce 4,000 B|
-    graph = distributed(0)
-    bucket_size(graph, bucket_mb=ONE)
-    half = FIXED + (100_000 - FIXED) // 2
-    assert times(graph)["all-reduce"] == [(166, 166 + half), (166 + half, 166 + 2 * half)]
-    assert times(graph)["update"][0][0] == 166 + 2 * half
 
 
 @pytest.mark.parametrize(
@@ -301,3 +260,175 @@ def test_without_operators_products_of_weights_complete_the_gradients():
     assert ran["all-reduce"][1][0] >= ran["sgemm_32x32_nt"][0][1]
     assert ran[UPDATE][0][0] >= ran["all-reduce"][1][1]
     assert graph.lint() == []
+
+
+# Cheaper all-reduces, blueconnect, dgc and compression: each answer worked out by hand
+
+
+# blueconnect
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Two nodes of two GPUs."""
+    path = tmp_path / "lab.toml"
+    path.write_text(
+        "nodes = 2\ngpus_per_node = 2\n[intra]\nbandwidth_gb_per_s = 100\nlatency_us = 1\n"
+        "[inter]\nbandwidth_gb_per_s = 10\nlatency_us = 5\n"
+    )
+    return str(path)
+
+
+def parts_of(machines, nbytes):
+    return [
+        machines.time_ns("reduce_scatter", nbytes, 2),
+        machines.time_ns("reduce_scatter", nbytes // 2, 2, per_node=1),
+        machines.time_ns("all_gather", nbytes // 2, 2, per_node=1),
+        machines.time_ns("all_gather", nbytes, 2),
+    ]
+
+
+def test_an_all_reduce_goes_through_the_levels(lab):
+    machines, nbytes = find_cluster(lab), 10**8
+    graph = buckets_of(nbytes, duration=machines.all_reduce_ns(nbytes, 4))
+    blueconnect(graph, cluster=lab, workers=4)
+    parts = graph.select(kind="collective")
+    assert parts.duration_ns.tolist() == parts_of(machines, nbytes)
+    assert parts.lane.tolist() == ["stream 13", "between nodes", "between nodes", "stream 13"]
+    assert parts.bytes.tolist() == [nbytes, nbytes // 2, nbytes // 4, nbytes // 2]
+    assert makespan(graph) == 10 + sum(parts_of(machines, nbytes)) + 5
+    assert graph.lint() == []
+
+
+def test_one_bucket_crosses_the_network_while_another_is_summed_inside(lab):
+    #  stream 13      |scatter 0|scatter 1|              |gather 0|          |gather 1|
+    #  between nodes            |scatter 0|gather 0|scatter 1|gather 1|
+    machines, nbytes = find_cluster(lab), 10**8
+    graph = buckets_of(nbytes, nbytes, duration=machines.all_reduce_ns(nbytes, 4))
+    blueconnect(graph, cluster=lab, workers=4)
+    first, over, back, last = parts_of(machines, nbytes)
+    assert first < over
+    assert last < over + back
+    ran = times(graph)
+    assert ran["reduce-scatter inside"] == [(10, 10 + first), (10 + first, 10 + 2 * first)]
+    assert makespan(graph) == 10 + first + 2 * (over + back) + last + 5
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "words"),
+    [
+        (lambda: buckets_of(8), {"workers": 4, "cluster": "dgx-a100"}, "one level"),
+        (lambda: buckets_of(8), {"cluster": "dgx-a100"}, "--workers"),
+        (lambda: buckets_of(8), {"workers": 1, "cluster": "dgx-a100"}, "one worker"),
+        (lambda: buckets_of(-1), {"workers": 16, "cluster": "dgx-a100"}, "known size"),
+        (training, {}, "no all-reduce"),
+    ],
+)
+def test_blueconnect_says_why_it_does_not_apply(graph, options, words):
+    with pytest.raises(NotApplicableError, match=words):
+        blueconnect(graph(), **options)
+
+
+# dgc and compression
+
+
+def test_workers_send_the_largest_gradients_only():
+    #  stream 7    ...|grad 0|copy|compress|                              |update|
+    #  all-reduce                          |all-gather|decompress|
+    graph = exchanged()
+    assert graph.select(kind="collective").duration_ns.tolist() == [80_000]
+    rate, floor = memory_bandwidth(graph), floor_ns(graph)
+    before = times(graph)["all-reduce"][0][0]
+    dgc(graph, workers=2, ratio=0.25)
+    # 500 of 2,000 values of 4 B with indices of 4 B: 4,000 B of each of 2 workers, for 2 x 8,000 B.
+    sent, compress = 80_000 * (2 * 4000) // (2 * 8000), round(floor + 9 * 8000 / rate)
+    decompress = round(floor + (8000 + 2 * 500 * (3 * 4 + 4)) / rate)
+    ran = times(graph)
+    assert ran["compress"] == [(before, before + compress)]
+    assert ran["all-gather"] == [(before + compress, before + compress + sent)]
+    assert ran["decompress"] == [(before + compress + sent, before + compress + sent + decompress)]
+    assert ran["update"][0][0] == ran["decompress"][0][1]
+    assert named(graph, "compress").lane.tolist() == ["stream 7"]
+    assert len(graph.select(name="^(compress|all-gather|decompress)$").launches()) == 3
+    assert graph.lint() == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (exchanged, {"workers": 2, "ratio": 0.0}, GraphError, "ratio"),
+        (exchanged, {}, NotApplicableError, "--workers"),
+        (training, {"workers": 2}, NotApplicableError, "no all-reduce"),
+        (lambda: buckets_of(8), {"workers": 2}, NotApplicableError, "memory bandwidth"),
+    ],
+)
+def test_dgc_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        dgc(graph(), **options)
+
+
+def test_gradients_in_16_bits_take_half_the_time_and_two_casts():
+    graph = exchanged()
+    rate, floor = memory_bandwidth(graph), floor_ns(graph)
+    before = times(graph)["all-reduce"][0][0]
+    compression(graph)
+    cast = round(floor + 1.5 * 8000 / rate)
+    ran = times(graph)
+    assert ran["cast down"] == [(before, before + cast)]
+    assert ran["all-reduce"] == [(before + cast, before + cast + 40_000)]
+    assert ran["update"][0][0] == before + cast + 40_000 + cast
+    assert graph.select(kind="collective").dtype.tolist() == ["float16"]
+    does_not_apply("16 bits", compression, graph)
+
+
+# compression in factors
+
+
+def test_gradients_go_as_factors_one_behind_the_other():
+    # A bucket of two matrices of 10 x 100: P has 2 x 10 values, Q 2 x 100, of 2,000. 8,000 B take 80 us.
+    #  stream 7    ...|grad 0|copy|make P|
+    #  all-reduce                        |P 6.6 us|make Q|Q 8 us|P times Q|
+    graph = exchanged()
+    rate, floor = memory_bandwidth(graph), floor_ns(graph)
+    before = times(graph)["all-reduce"][0][0]
+    compression(graph, rank=1)
+    make = round(2 * floor + (5 * 2000 + 2000 + 20) * 4 / rate)
+    between = round(2 * floor + (2000 + 20 + 200) * 4 / rate)
+    back = round(2 * floor + (3 * 2000 + 2000 + 20 + 200) * 4 / rate)
+    ran = times(graph)
+    at = before + make
+    assert ran["make P"] == [(before, at)]
+    assert ran["all-reduce"] == [(at, at + 6600), (at + 6600 + between, at + 6600 + between + 8000)]
+    assert ran["make Q"] == [(at + 6600, at + 6600 + between)]
+    end = at + 6600 + between + 8000
+    assert ran["P times Q"] == [(end, end + back)]
+    assert ran["update"][0][0] == end + back
+    assert graph.select(kind="collective").bytes.tolist() == [80, 800]
+    assert "2 of 2 gradients per step" in " ".join(graph.facts.notes)
+    assert graph.lint() == []
+
+
+def test_what_saves_less_than_half_goes_whole_with_the_first_factors():
+    program_shapes = "10x100"
+    graph = training(shapes=program_shapes, **A100)
+    nodes = graph.select(kind="cpu", within="AccumulateGrad")
+    nodes.first().set(shapes="[[1000]]")  # a vector of as many values
+    ddp(graph, workers=2, bandwidth=0.1, gradient_as_bucket_view=True)
+    compression(graph, rank=2)
+    # The matrix's P of 2 x 10 values with the vector's 1,000, then Q of 2 x 100.
+    assert graph.select(kind="collective").bytes.tolist() == [(20 + 1000) * 4, 200 * 4]
+    assert "1 of 2 gradients per step" in " ".join(graph.facts.notes)
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (exchanged, {"rank": 0}, GraphError, "rank must be"),
+        (exchanged, {"rank": 10}, NotApplicableError, "saves half"),
+        (training, {"rank": 1}, NotApplicableError, "no all-reduce"),
+        (lambda: buckets_of(8), {"rank": 1}, NotApplicableError, "memory bandwidth"),
+    ],
+)
+def test_low_rank_compression_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        compression(graph(), **options)
