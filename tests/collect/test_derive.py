@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from collect.traces import of_kinds, one, parent_of
-from graph.small_traces import kineto, rows, training, write
+from graph.small_traces import kineto, of_kinds, one, parent_of, rows, training, write
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
