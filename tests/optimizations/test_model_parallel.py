@@ -1,12 +1,13 @@
 """Tensor and pipeline parallelism: each answer worked out by hand."""
 
 import pytest
-from daydream.optimizations.pipeline import in_order, passes_of_stages, pipeline
+from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import put
 from recorded import Program, does_not_apply, makespan
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.world.compose import in_order, passes_of_stages
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it
@@ -250,22 +251,23 @@ def test_messages_are_waited_for(schedule):
 
 
 def test_schedules_as_their_authors_draw_them():
-    def drawn(*how):
+    def drawn(*how, **options):
         return [
-            " ".join(("B" if b else "F") + f"{c}.{m}" for b, c, m in one) for one in passes_of_stages(*how)
+            " ".join(("B" if b else "F") + f"{c}.{m}" for b, c, m in one)
+            for one in passes_of_stages(*how, **options)
         ]
 
-    assert drawn("gpipe", 2, 2) == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
-    assert drawn("1f1b", 2, 3) == ["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
-    assert drawn("interleaved", 2, 2, 2) == [
+    assert drawn(2, 2, gpipe=True) == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
+    assert drawn(2, 3) == ["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
+    assert drawn(2, 2, 2) == [
         "F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1",
         "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1",
     ]
-    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+    for gpipe, chunks in ((True, 1), (False, 1), (False, 2)):
         for stages in (2, 3, 4):
             batches = 2 * stages
-            order = in_order(passes_of_stages(schedule, stages, batches, chunks), stages * chunks)
-            assert len(set(order)) == 2 * stages * chunks * batches
+            passes = passes_of_stages(stages, batches, chunks, gpipe=gpipe)
+            assert len(set(in_order(passes, stages * chunks))) == 2 * stages * chunks * batches
 
 
 @pytest.mark.parametrize(

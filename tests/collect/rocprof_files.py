@@ -1,6 +1,7 @@
-"""Small files of rocprofv3, written by hand after its documentation: times in ns."""
+"""Small files of rocprofv3, after its documentation: JSON, CSV and a database (rocpd); times in ns."""
 
 import json
+import sqlite3
 
 GPU, CPU = 37946, 37944
 KINDS = [
@@ -120,3 +121,59 @@ AGENTS = (
     '"Node_Id","Logical_Node_Id","Agent_Type","Cu_Count","Product_Name"\n'
     '0,0,"CPU",0,"AMD EPYC"\n4,1,"GPU",304,"AMD Instinct MI300X"\n'
 )
+TABLES = {  # columns, and rows
+    "metadata": ("id tag value", "1 schema_version 3.0.3"),
+    "string": (
+        "id guid string",
+        """1 g hipLaunchKernel|2 g HIP_RUNTIME_API_EXT|3 g hipMemcpyAsync|4 g MEMORY_COPY_HOST_TO_DEVICE|
+        5 g step|6 g MARKER_CORE_RANGE_API|7 g KERNEL_DISPATCH|8 g ncclAllReduce|9 g RCCL_API""",
+    ),
+    "info_process": ("id pid command environment", "1 4242 train secret"),
+    "info_thread": ("id tid name", "1 99 main"),
+    "info_agent": (
+        "id nid pid type absolute_index name product_name",
+        "1 1 1 CPU 0 EPYC AMD_EPYC|2 1 1 GPU 1 gfx942 AMD_Instinct_MI300X",
+    ),
+    "info_kernel_symbol": ("id kernel_name display_name", "1 gemm.kd gemm<float>(int)|2 relu.kd -"),
+    "event": (
+        "id category_id stack_id parent_stack_id correlation_id",
+        "1 2 11 0 0|2 7 11 0 0|3 2 12 0 0|4 7 12 0 0|5 2 13 0 0|6 7 13 0 0|7 6 14 0 0|8 9 15 0 0",
+    ),
+    "region": (
+        "id nid pid tid start end name_id event_id",
+        """1 1 1 1 1000 3000 1 1|2 1 1 1 4000 6000 1 3|3 1 1 1 7000 9000 3 5|4 1 1 1 500 60000 5 7|
+        5 1 1 1 900 3500 8 8""",
+    ),
+    "kernel_dispatch": (
+        """id nid pid tid agent_id kernel_id dispatch_id queue_id stream_id start end workgroup_size_x
+        workgroup_size_y workgroup_size_z grid_size_x grid_size_y grid_size_z event_id""",
+        "1 1 1 1 2 1 1 3 5 10000 40000 256 1 1 1024 2 1 2|2 1 1 1 2 2 2 3 5 41000 50000 64 1 1 640 1 1 4",
+    ),
+    "memory_copy": (
+        "id pid tid start end name_id dst_agent_id src_agent_id size queue_id stream_id event_id",
+        "1 1 1 12000 13000 4 2 1 4096 3 6 6",
+    ),
+    "pmc_event": ("id event_id pmc_id value", ""),
+}
+
+
+def cell(text):
+    if text == "-":
+        return None
+    return int(text) if text.isdigit() else text.replace("AMD_", "AMD ").replace("_MI", " MI")
+
+
+def write_rocpd(path, suffixes=("_00001234_5678",), **rows):
+    """Write the database; `rows` replaces those of a table, None leaves the table out."""
+    with sqlite3.connect(path) as database:
+        for suffix in suffixes:
+            for name, (columns, usual) in TABLES.items():
+                if (mine := rows.get(name, usual)) is None:
+                    continue
+                quoted = ", ".join(f'"{column}"' for column in columns.split())
+                database.execute(f'CREATE TABLE "rocpd_{name}{suffix}" ({quoted})')
+                marks = ", ".join("?" * len(columns.split()))
+                values = [[cell(each) for each in row.split()] for row in mine.split("|") if row.strip()]
+                database.executemany(f'INSERT INTO "rocpd_{name}{suffix}" VALUES ({marks})', values)
+    database.close()
+    return path
