@@ -24,6 +24,7 @@ from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, 
 from daydream.predict.memory import answer_of, largest
 from daydream.predict.rank import rank
 from daydream.report.views.memory import memory_line
+from daydream.trace.schema import PHASES
 
 KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
@@ -112,6 +113,24 @@ def test_the_worst_of_several_ranks_counts():
     found = memory_after(held, [])
 
     assert (found.device, found.after_bytes) == ("rank 1, cpu", 200)
+
+
+def test_a_change_is_judged_in_steps_whose_backward_pass_was_recorded():
+    """Step 0 frees 100 in its backward pass, where 2 more are held; of step 1 the recording lost that."""
+    held = table([
+        (100, 0, 3 * STEP, "activation"), (2, 2 * STEP, 4 * STEP, "temporary"),
+        (105, 5 * STEP, AFTER, "activation"),
+    ])  # fmt: skip
+    held["step"][:] = 0, 0, 1
+    held["phase"][:] = [PHASES.index(phase) for phase in ("forward", "backward", "forward")]
+
+    def free(held):
+        held["end"][0] = STEP
+
+    found = memory_after(held, [MemoryChange("free", free)])
+
+    # 105 are held now, 102 in step 0, of which 100 stay without the change's 2.
+    assert (found.before_bytes, found.after_bytes) == (105, 103)
 
 
 # What cannot be said --------------------------------------------------------------------------------
