@@ -72,7 +72,9 @@ class Parts:
         number = np.array([*map(self.number, layers)])
         known = np.flatnonzero(number >= 0)
         if not len(known):
-            raise NotApplicableError("a step has no forward and backward pass through its blocks")
+            raise NotApplicableError(
+                "a step has no forward and backward pass through its blocks; plans are for training"
+            )
         before = np.searchsorted(known, np.arange(len(number)), side="right") - 1
         found = number[known[before.clip(0)]] + 1
         ends = 0, len(self.names) - 1
