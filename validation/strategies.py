@@ -3,7 +3,7 @@
     python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
 
 Each shape of a table (model, tp, cp, ep, micro-batch) is one layer of each kind of `examples/megatron_gpt.py`,
-emulated on the table's GPU over one micro-batch; all rows of the table are composed of these (`world.compose`).
+emulated on the table's GPU over one micro-batch; `daydream plan` predicts all rows of the table from these.
 One factor, fitted to every tenth row, scales all times, for what the runs do that nobody wrote down (clocks,
 logging); the figures are of the other rows, and without the factor `unscaled_median_error`. Rows that cannot be
 predicted are listed, with why.
@@ -30,7 +30,8 @@ import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError
-from daydream.world.compose import Block, Model, Strategy, compose
+from daydream.plan.search import Job, Strategy
+from daydream.world.compose import Block, Model, peaks
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
@@ -225,9 +226,9 @@ def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
         tied_parameters=0 if "untied" in how else first.parameters,
         **{"synchronous": strategy.pp > 1, **how.get("model", {})},
     )
-    found = compose(model, strategy, find_cluster(how["cluster"]))
+    found = Job({strategy.shape: model}, find_cluster(how["cluster"])).predict(strategy)
     added_ns = how.get("each_parameter", 0) * len(all_layers) / strategy.pp * how["launch_ns"]
-    held = found.memory[how["logs"]] if "logs" in how else found.peak_bytes
+    held = peaks(model, strategy)[how["logs"]] if "logs" in how else found.memory_bytes
     return (found.step_ns + added_ns) / 1e6, held
 
 

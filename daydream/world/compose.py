@@ -101,6 +101,7 @@ class Model:
         gradient_bytes: of a gradient as it is kept and exchanged.
         optimizer_bytes: of master weights and moments, for each parameter.
         optimizer_ns: that the update of one parameter takes.
+        update_bytes: that it holds besides, for each parameter.
         tied_parameters: of an embedding that the last stage shares with the first.
         synchronous: the thread waits for the GPU after each pass, as Megatron's timers and messages have it.
         sharding_ns: with `fsdp` what the thread takes besides for a block's forward and backward pass: hooks,
@@ -112,6 +113,7 @@ class Model:
     gradient_bytes: float = 4
     optimizer_bytes: float = 12
     optimizer_ns: float = 0.0
+    update_bytes: float = 0
     tied_parameters: float = 0
     synchronous: bool = False
     sharding_ns: tuple[float, float] = (370_000, 475_000)
@@ -526,4 +528,4 @@ def _memory(
             now -= saved[number] * one.backward
             peak = max(peak, now + highest[number])
             now += saved[number] * (not one.backward)
-    return kept + peak
+    return kept + max(peak, updated * model.update_bytes)

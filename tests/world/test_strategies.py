@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.world.compose import Strategy
+from daydream.plan.search import Strategy
 from validation.strategies import Row, b200_rows, ci_rows, judged, megatron_rows
 
 
