@@ -134,8 +134,7 @@ def _function(by: str) -> Callable[..., Any]:
         return lambda value: value
     from torch.nn import functional
 
-    found: Callable[..., Any] = getattr(functional, by)
-    return found
+    return getattr(functional, by)
 
 
 PHASES = ("forward", "loss", "backward")

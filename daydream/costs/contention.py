@@ -83,8 +83,7 @@ class Compared(Struct, frozen=True, eq=False):
         """Return the factor by which these places together add up, or each row of them."""
         excess, overlap = (each[places].sum(axis=-1) for each in (self.excess_ns, self.overlap_ns))
         # What exceeds the overlap has other reasons: the factor stays finite.
-        found: np.ndarray = 1 / np.maximum(1 - excess / overlap, 0.01)
-        return found
+        return 1 / np.maximum(1 - excess / overlap, 0.01)
 
     def evidence(self) -> Evidence | None:
         """Return what these places show together, None if they are too few."""
@@ -119,8 +118,7 @@ class Measured(Struct, frozen=True):
 
 def evidence_json(measured: Measured) -> dict[str, Any]:
     """Return what was measured as JSON can say it, to be kept beside the trace."""
-    found: dict[str, Any] = to_builtins(measured, enc_hook=np.ndarray.tolist)
-    return found
+    return to_builtins(measured, enc_hook=np.ndarray.tolist)
 
 
 def evidence_of(given: Any) -> Measured:
@@ -217,8 +215,7 @@ def _running(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     def since(marks: np.ndarray, times: np.ndarray) -> np.ndarray:
         marks = np.sort(marks)
         passed = np.searchsorted(marks, times, side="right")
-        total: np.ndarray = passed * times - np.append(0, np.cumsum(marks))[passed]
-        return total
+        return passed * times - np.append(0, np.cumsum(marks))[passed]
 
     return since(begin, end) - since(end, end) - since(begin, begin) + since(end, begin)
 

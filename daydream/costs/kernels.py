@@ -70,8 +70,7 @@ class Work(Struct, frozen=True):
 
     def is_of(self, *families: str | None) -> np.ndarray:
         """Return a mask of the tasks of some families: bool, shape (tasks,)."""
-        found: np.ndarray = np.array([family in families for family in self.families])[self.code]
-        return found
+        return np.array([family in families for family in self.families])[self.code]
 
 
 def work(graph: Graph, selection: Selection) -> Work:
@@ -154,8 +153,7 @@ def is_matrix(graph: Graph, tasks: Selection) -> np.ndarray:
     by_shapes = amounts.is_of(*MATRIX_FAMILIES)
     told = ~amounts.is_of(*UNTOLD) & (~by_shapes | (amounts.flop > 0))
     numbers = of_tasks(tasks, "dtype", lambda dtype: NUMBERS.match(dtype or "float"), bool)
-    found: np.ndarray = np.where(told, by_shapes, kernels_are(tasks, *MATRIX_CLASSES) & numbers)
-    return found
+    return np.where(told, by_shapes, kernels_are(tasks, *MATRIX_CLASSES) & numbers)
 
 
 def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:

@@ -76,8 +76,7 @@ def opaque(action: Action, given: Sequence[Any], like: Sequence[Any] | None) -> 
         tensors += like
     number = next(_NUMBERS)
     _CALLS[number] = Call(action, places, likes, observes=like is None)
-    found: list[Any] = _operator()(tensors, number)
-    return found
+    return _operator()(tensors, number)
 
 
 @lru_cache(maxsize=1)

@@ -271,8 +271,7 @@ class Places:
 
     def counts_of(self, node: str) -> dict[str, int]:
         """Return the counts of operators in nodes of a name that belong to no operator, in this iteration."""
-        counts: dict[str, int] = self.local.of_nodes.setdefault(node, {})
-        return counts
+        return self.local.of_nodes.setdefault(node, {})
 
     def _pop(self) -> None:
         if self.local.frames.pop().phase != OPTIMIZER:

@@ -265,7 +265,7 @@ class Allocations:
     @property
     def lasting(self) -> np.ndarray:
         """Which allocations are held from before the recording to behind it: bool, shape (rows,)."""
-        return np.asarray((self["begin"] == BEFORE) & (self["end"] == AFTER))
+        return (self["begin"] == BEFORE) & (self["end"] == AFTER)
 
     def devices(self) -> list[tuple[int, int]]:
         """Return the (rank, device) pairs there are, in order."""
@@ -298,9 +298,7 @@ class Allocations:
 
     def held_at(self, place: int) -> np.ndarray:
         """Return which allocations are held at a place: bool, shape (rows,)."""
-        return np.asarray(
-            (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
-        )
+        return (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
 
 
 def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
@@ -321,17 +319,17 @@ def device_name(device: int) -> str:
 
 def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
     """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
-    return np.asarray((held["rank"] == rank) & (held["device"] == device))
+    return (held["rank"] == rank) & (held["device"] == device)
 
 
 def is_kind(held: Allocations, kind: str) -> np.ndarray:
     """Return which rows are of a kind: bool, shape (rows,)."""
-    return np.asarray(held["kind"] == KINDS.index(kind))
+    return held["kind"] == KINDS.index(kind)
 
 
 def freed(held: Allocations) -> np.ndarray:
     """Return which rows the recording saw freed: bool, shape (rows,)."""
-    return np.asarray(held["end"] < AFTER)
+    return held["end"] < AFTER
 
 
 def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
@@ -438,8 +436,7 @@ class Moved:
         first, until = self.parts.first[part], self.parts.until[part]
         events = (until - first) // STEP + 1
         slot = turn * events + (place - first) // STEP + 1
-        found: np.ndarray = between(self.before[part], slot, self.turns * events + 1)
-        return found
+        return between(self.before[part], slot, self.turns * events + 1)
 
 
 def repeat(

@@ -28,11 +28,13 @@ The device's context, buffers of NCCL and workspaces of libraries are outside th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 from functools import partial
 
 from daydream.memory.settings import LEAST_LARGE, MIB, Settings
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A piece of a segment: in use, free, or address space without memory.
 
@@ -45,34 +47,18 @@ class Block:
 
     """
 
-    __slots__ = (
-        "address",
-        "born",
-        "grows",
-        "in_use",
-        "mapped",
-        "next",
-        "pool",
-        "prev",
-        "requested",
-        "size",
-        "start",
-        "stream",
-    )
-    prev: Block | None
-    next: Block | None
-
-    def __init__(self, pool: Pool, stream: int, address: int, size: int, start: int = 0) -> None:
-        self.pool, self.stream, self.address, self.size, self.start = (
-            pool,
-            stream,
-            address,
-            size,
-            start,
-        )
-        self.prev = self.next = None
-        self.in_use, self.mapped, self.grows = False, True, False
-        self.requested = self.born = 0
+    pool: Pool
+    stream: int
+    address: int
+    size: int
+    start: int = 0
+    prev: Block | None = None
+    next: Block | None = None
+    in_use: bool = False
+    mapped: bool = True
+    grows: bool = False
+    requested: int = 0
+    born: int = 0
 
     @property
     def extent(self) -> int:
@@ -120,6 +106,7 @@ class Block:
         return block
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pool:
     """The blocks that requests of one kind may share, per stream.
 
@@ -134,13 +121,13 @@ class Pool:
 
     """
 
-    __slots__ = ("at", "free", "page", "private", "searched", "small", "unmapped")
-
-    def __init__(self, private: int, *, small: bool, page: int) -> None:
-        self.private, self.small, self.page, self.searched = private, small, page, 0
-        self.at: dict[int, Block] = {}
-        self.free: dict[int, list[tuple[int, int, Block]]] = {}
-        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+    private: int
+    small: bool
+    page: int
+    searched: int = 0
+    at: dict[int, Block] = field(default_factory=dict)
+    free: dict[int, list[tuple[int, int, Block]]] = field(default_factory=dict)
+    unmapped: dict[int, list[tuple[int, Block]]] = field(default_factory=dict)
 
     def add(self, block: Block) -> None:
         """Enter a block that is not in use."""
@@ -315,7 +302,7 @@ class Allocator:
         found = self._pools.get((private, small))
         if found is None:
             page = SMALL_SEGMENT if small else self.settings.large_segment_bytes
-            found = self._pools[private, small] = Pool(private, small=small, page=page)
+            found = self._pools[private, small] = Pool(private, small, page)
         return found
 
     # Blocks --------------------------------------------------------------------------------------

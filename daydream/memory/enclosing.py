@@ -23,14 +23,13 @@ from daydream.trace.trace import Trace
 
 def take(values: np.ndarray, rows: Any, default: Any = UNKNOWN) -> np.ndarray:
     """Return the values of some rows, `default` for the row -1: shape of `rows`."""
-    found: np.ndarray = np.append(values, default)[rows]
-    return found
+    return np.append(values, default)[rows]
 
 
 def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:
     """Return which rows have a text that fits: bool, shape (rows of the trace,)."""
     hits = np.array([*(bool(fits(text)) for text in trace.text(column)), False])
-    return np.asarray(hits[trace[column]])
+    return hits[trace[column]]
 
 
 def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:

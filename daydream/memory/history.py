@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
 from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
@@ -61,29 +62,28 @@ class Record(NamedTuple):
     frames: object = None
 
 
+@dataclass
 class Records:
     """Events as they are read.
 
     Attributes:
         kept: those that can be, in order.
         doubts: how many events could not be read, by what was wrong with them.
+        pools: the number of each private pool by its id.
 
     """
 
-    def __init__(self) -> None:
-        self.kept: list[Record] = []
-        self.doubts: Counter[str] = Counter()
-        self._pools: dict[tuple[object, object], int] = {(0, 0): 0}
+    kept: list[Record] = field(default_factory=list)
+    doubts: Counter[str] = field(default_factory=Counter)
+    pools: dict[tuple[object, object], int] = field(default_factory=lambda: {(0, 0): 0})
 
     def add(
         self, action: object, address: object, size: object, stream: object, more: Mapping[str, Any]
     ) -> None:
         """Keep an event, or count why it cannot be kept."""
-        if not isinstance(action, str):
-            self.doubts["action"] += 1
-        elif action in WITHOUT_MEMORY:
+        if isinstance(action, str) and action in WITHOUT_MEMORY:
             return
-        elif action not in BLOCKS | GIVEN | RETURNED | {"oom"}:
+        if not isinstance(action, str) or action not in BLOCKS | GIVEN | RETURNED | {"oom"}:
             self.doubts["action"] += 1
         elif not whole(size) or not whole(stream):
             self.doubts["fields"] += 1
@@ -102,7 +102,7 @@ class Records:
         """Return a number for the private pool that an id of two numbers names, 0 for none."""
         if not isinstance(pool, list | tuple) or len(pool) != 2 or not all(map(whole, pool)):
             return 0
-        return self._pools.setdefault((pool[0], pool[1]), len(self._pools))
+        return self.pools.setdefault((pool[0], pool[1]), len(self.pools))
 
 
 def whole(value: object) -> TypeGuard[int]:
@@ -111,20 +111,26 @@ def whole(value: object) -> TypeGuard[int]:
 
 
 @dataclass(slots=True)
-class Region:
-    """A segment, or a range of an expandable one that has memory."""
+class Place:
+    """Bytes of a device."""
 
     address: int
     size: int
-    stream: int
-    small: bool
-    expandable: bool = False
-    private: int = 0
 
     @property
     def end(self) -> int:
         """The first address behind it."""
         return self.address + self.size
+
+
+@dataclass(slots=True)
+class Region(Place):
+    """A segment, or a range of an expandable one that has memory."""
+
+    stream: int
+    small: bool
+    expandable: bool = False
+    private: int = 0
 
     def goes_on(self, after: Region) -> bool:
         """Tell whether another one is of the same expandable segment and begins where this ends."""
@@ -133,19 +139,12 @@ class Region:
 
 
 @dataclass(slots=True)
-class Held:
+class Held(Place):
     """A block in use; `frames` is the stack that allocated it, as it was recorded, or None."""
 
-    address: int
-    size: int
     requested: int
     pending: bool = False
     frames: object = None
-
-    @property
-    def end(self) -> int:
-        """The first address behind it."""
-        return self.address + self.size
 
 
 def _address(region: Region) -> int:
@@ -379,7 +378,10 @@ class Reading:
         self.pending = {address for address, block in layout.held.items() if block.pending}
         self.frames = [layout.held[address].frames for address in self.blocks]
         self.reserved = sum(region.size for region in layout.regions)
-        self.reserved_peak = self._reserved_peak(records)
+        changes = (
+            each.size * ((each.action in GIVEN) - (each.action in RETURNED)) for each in records
+        )
+        self.reserved_peak = max(accumulate(changes, initial=self.reserved))
         self.returned: list[Request] = []  # what has just been returned to the device
         self.fresh = ""  # what has just been got from it
         self.by_program = False  # whether the program asked for that
@@ -393,13 +395,6 @@ class Reading:
             else:
                 self.move(record)
         self.end_return(0)
-
-    def _reserved_peak(self, records: Sequence[Record]) -> int:
-        peak = reserved = self.reserved
-        for record in records:
-            reserved += record.size * ((record.action in GIVEN) - (record.action in RETURNED))
-            peak = max(peak, reserved)
-        return peak
 
     def history(self, device: int) -> History:
         """Return what was read, of a device."""
@@ -518,7 +513,7 @@ class Reading:
         The device was full only if what was reserved before, with what was needed, exceeds all that it is
         ever seen to give. Below that, `garbage_collection_threshold` returns memory.
         """
-        before = self.reserved + sum(each.size for each in self.returned)
+        before = sum(each.size for each in self.returned) + self.reserved
         full = before + needed > self.reserved_peak
         collects = self.settings.garbage_collection_threshold > 0
         pressed = needed > 0 and not self.by_program and (full or collects)

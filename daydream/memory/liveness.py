@@ -93,7 +93,7 @@ def in_phase(held: Allocations, phase: str, *, at: str = "begin") -> np.ndarray:
     Returns:
         bool, shape (rows,).
     """
-    return np.asarray(held["phase" if at == "begin" else "end_phase"] == PHASES.index(phase))
+    return held["phase" if at == "begin" else "end_phase"] == PHASES.index(phase)
 
 
 def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np.ndarray:
@@ -170,10 +170,7 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
     made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
-    found: np.ndarray = place_before(
-        np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
-    )
-    return found
+    return place_before(np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -189,8 +186,7 @@ def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     calls = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
     begins = np.sort(calls.first)
     at = np.searchsorted(begins, held["begin"][rows], side="right")
-    found: np.ndarray = place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
-    return found
+    return place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -287,10 +283,7 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
             nbytes[place] = _read_bytes(trace, int(own[at]))
-    fits: np.ndarray = (
-        rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
-    )
-    return fits
+    return rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
 
 
 def _read_bytes(trace: Trace, row: int) -> int:

@@ -224,8 +224,7 @@ def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) 
 
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
-    known: int | None = held.worked_out[key]
-    return known
+    return held.worked_out[key]
 
 
 def worst_device(held: Allocations) -> tuple[int, int]:

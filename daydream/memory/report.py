@@ -16,7 +16,7 @@ Other looks at a trace's memory: what operators touch, what layers need, what is
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -352,11 +352,9 @@ def operator_footprints(held: Allocations) -> list[OperatorFootprint]:
     rows, total, asked = _footprints(held)
     names, layers = trace.text("name"), [*trace.text("layer"), None]
     largest: dict[int, int] = {}  # name -> the row of its largest call
-    calls: dict[int, int] = {}
+    calls = Counter(trace["name"][rows].tolist())
     for row, code in zip(rows.tolist(), trace["name"][rows].tolist(), strict=True):
-        calls[code] = calls.get(code, 0) + 1
-        if code not in largest or total[row] > total[largest[code]]:
-            largest[code] = row
+        largest[code] = max(largest.get(code, row), row, key=total.__getitem__)
     found = [
         OperatorFootprint(
             names[code],
@@ -380,29 +378,20 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
     for row, code in zip(forward.tolist(), trace["layer"][forward].tolist(), strict=True):
         if code >= 0:
             working[layers[code]] = max(working.get(layers[code], 0), int(total[row]))
-    own = held.texts("layer")
-    sums: dict[str, dict[str, dict[int, int]]] = {}
-    for number in np.flatnonzero(
-        (held["phase"] == PHASES.index("forward")) | (held["kind"] == KINDS.index("parameter"))
-    ).tolist():
-        layer, kind = own[number], KINDS[held["kind"][number]]
-        if layer is None:
-            continue
-        by_step = sums.setdefault(layer, {}).setdefault(kind, {})
-        step = int(held["step"][number])
-        by_step[step] = by_step.get(step, 0) + int(held["bytes"][number])
-    found = []
-    for layer in {*working, *sums}:
-        kinds = {kind: max(steps.values()) for kind, steps in sums.get(layer, {}).items()}
-        found.append(
-            LayerNeed(
-                layer,
-                working.get(layer, 0),
-                kinds.get("parameter", 0),
-                kinds.get("activation", 0),
-                kinds.get("temporary", 0),
-            )
-        )
+    own, sums = held.texts("layer"), Counter[tuple[str, str, int]]()
+    made = held.where(phase="forward") | held.where(kind="parameter")
+    for number in np.flatnonzero(made).tolist():
+        if (layer := own[number]) is not None:
+            kind, step = KINDS[held["kind"][number]], int(held["step"][number])
+            sums[layer, kind, step] += int(held["bytes"][number])
+    most = Counter[tuple[str, str]]()  # of any step
+    for (layer, kind, _), nbytes in sums.items():
+        most[layer, kind] = max(most[layer, kind], nbytes)
+    kinds = ("parameter", "activation", "temporary")
+    found = [
+        LayerNeed(layer, working.get(layer, 0), *(most[layer, kind] for kind in kinds))
+        for layer in {*working, *(layer for layer, _ in most)}
+    ]
     return sorted(found, key=lambda each: (-each.working_set_bytes, -each.kept_bytes, each.name))
 
 
@@ -563,8 +552,7 @@ class MemoryView(Record):
     @property
     def rows(self) -> Sequence[OperatorFootprint | LayerNeed | Idle]:
         """The list that was asked for."""
-        rows: Sequence[OperatorFootprint | LayerNeed | Idle] = getattr(self, self.by)
-        return rows
+        return getattr(self, self.by)
 
 
 def view_of(trace: Trace, by: str) -> MemoryView:

@@ -188,8 +188,7 @@ One = TypeVar("One")
 
 def _at(place: int, what: int) -> int:
     """Return where that is done between the last event and the one at a place."""
-    found: int = between(place, what, NEXT + 1)
-    return found
+    return between(place, what, NEXT + 1)
 
 
 def shard(
@@ -354,7 +353,7 @@ def _of_loss(held: Allocations) -> np.ndarray:
     """Return what the loss asks for, and in the backward pass its own gradient: bool, shape (rows,)."""
     call = forward_calls(held)
     loss = held.trace.code("phase", "loss")
-    return np.asarray((call >= 0) & (take(held.trace["phase"], call) == loss))
+    return (call >= 0) & (take(held.trace["phase"], call) == loss)
 
 
 def _span(parts: Parts, key: Key) -> tuple[int, int]:

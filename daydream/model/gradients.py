@@ -50,8 +50,7 @@ def gradient_bytes(graph: Graph, ids: np.ndarray) -> np.ndarray:
         np.add.at(found, producers, size)
         return found
 
-    found: np.ndarray = graph.derived("grad_bytes", of_tasks, structure=True)[ids]
-    return found
+    return graph.derived("grad_bytes", of_tasks, structure=True)[ids]
 
 
 def gradients(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -404,5 +403,4 @@ def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
     start = np.asarray(trace["start_ns"], np.int64)
     before = last_before(thread[numbered], start[numbered], thread[rows], start[rows] - 1)
     maker = forward_rows(trace, np.append(numbered, -1)[before])
-    found: np.ndarray = np.where((rows >= 0) & (maker >= 0), start[maker], -1)
-    return found
+    return np.where((rows >= 0) & (maker >= 0), start[maker], -1)

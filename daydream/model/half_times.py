@@ -149,8 +149,7 @@ def doubt_of_products(graph: Graph, kernels: Selection) -> np.ndarray:
     chosen = work(graph, kernels).is_of("convolution", "recurrent")
     chosen |= kernels_are(kernels, "convolution")
     doubt = np.where(chosen, DOUBT_OF_CONVOLUTIONS, DOUBT_OF_PRODUCTS)
-    found: np.ndarray = np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)
-    return found
+    return np.where(runs_in_tf32(graph, kernels), DOUBT_ON_TENSOR_CORES, doubt)
 
 
 # Of what convolutions read and write: those of 1 x 1 run as products of planes, and some kernels read or

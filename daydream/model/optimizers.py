@@ -156,8 +156,7 @@ def update_of(graph: Graph) -> Update:
         tensors, elements, where = _parameters(graph, metadata)
         return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
 
-    found: Update = graph.derived("update", update)
-    return found
+    return graph.derived("update", update)
 
 
 def states_of(trace: Trace) -> int | None:

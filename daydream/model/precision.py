@@ -123,7 +123,7 @@ def streaming_ns(graph: Graph, nbytes: np.ndarray) -> np.ndarray:
             "the bandwidth of this device is not known: the trace has no shapes of streaming kernels, "
             "and the GPU is not in the table"
         )
-    return np.asarray(floor_ns(graph) + nbytes / rate)
+    return floor_ns(graph) + nbytes / rate
 
 
 def operand_elements(tasks: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -240,7 +240,7 @@ def cast_ns(graph: Graph, sizes: np.ndarray, instead: np.ndarray, to_32: np.ndar
     floor = floor_ns(graph)
     by_neighbour = floor + 0.75 * np.maximum(instead - floor, 0)
     if not (sizes >= 0).any():
-        return np.asarray(by_neighbour)
+        return by_neighbour
     moved = 6 * np.maximum(sizes, 0) / np.where(to_32, TO_32_REACHES, 1.0)
     return np.where(sizes >= 0, streaming_ns(graph, moved), by_neighbour)
 

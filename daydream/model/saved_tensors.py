@@ -147,8 +147,7 @@ def _with_a_number(trace: Trace, made: np.ndarray, callers: np.ndarray) -> np.nd
     """Return a mask of the nodes of products with a number, by the shapes of the forward calls: no tensor."""
     fits = of_rows(trace, "name", lambda name: bool(BY_SCALAR.match(_bare(name))))
     scalar = of_rows(trace, "shapes", lambda text: [*(parse_shapes(text) or []), 0, 0][1] == ())
-    found: np.ndarray = fits[made] & (callers >= 0) & scalar[callers]
-    return found
+    return fits[made] & (callers >= 0) & scalar[callers]
 
 
 def _bare(name: str) -> str:

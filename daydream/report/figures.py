@@ -429,8 +429,7 @@ def _busy(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
     lengths = np.stack([np.zeros(len(start), np.int64), (end - start)[order]], axis=1)
     if not len(times):
         return np.zeros(len(edges) - 1)
-    share: np.ndarray = np.diff(np.interp(edges, times, np.cumsum(lengths))) / np.diff(edges)
-    return share
+    return np.diff(np.interp(edges, times, np.cumsum(lengths))) / np.diff(edges)
 
 
 def _figure(width: float, height: float) -> Any:

@@ -270,4 +270,4 @@ _FINDERS: dict[str, Callable[[Trace, str], Range]] = {
 def _with_children(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return the rows and all that lies in them or that they launch: bool, shape (rows,)."""
     every = np.arange(len(trace))
-    return np.asarray(enclosing(trace["parent"], rows, every, inner=True) >= 0)
+    return enclosing(trace["parent"], rows, every, inner=True) >= 0

@@ -327,8 +327,7 @@ def copies_into_new_ns(graph: Graph, nbytes: npt.ArrayLike, on: str = "gpu") -> 
             large = moved >= least
             if large.any() and duration_ns[large].sum() > 0:
                 rate = moved[large].sum() / duration_ns[large].sum()
-                found: np.ndarray = tiny_call_ns(graph) + 2 * np.asarray(nbytes) / rate
-                return found
+                return tiny_call_ns(graph) + 2 * np.asarray(nbytes) / rate
     return copies_ns(graph, nbytes, on)
 
 
@@ -357,10 +356,7 @@ def _recorded_bytes(copies: Selection) -> np.ndarray:
     rows = copies.graph.row[copies.ids]
     if not len(copies.graph.recorded):
         return copies.bytes
-    found: np.ndarray = np.where(
-        rows >= 0, copies.graph.recorded["bytes"][np.maximum(rows, 0)], copies.bytes
-    )
-    return found
+    return np.where(rows >= 0, copies.graph.recorded["bytes"][np.maximum(rows, 0)], copies.bytes)
 
 
 def link_bandwidth(graph: Graph, direction: str = "HtoD") -> float | None:

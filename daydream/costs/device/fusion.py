@@ -107,5 +107,4 @@ def bytes_left(number: np.ndarray, nbytes: np.ndarray, read: np.ndarray, chains:
     goes_in = np.where(known, np.minimum(read, nbytes), 0)
     kept = np.where(number[1:] == number[:-1], 2 * np.minimum(written[:-1], goes_in[1:]), 0)
     moved = np.bincount(number, nbytes, chains)
-    left: np.ndarray = 1 - np.bincount(number[1:], kept, chains) / np.maximum(moved, 1)
-    return left
+    return 1 - np.bincount(number[1:], kept, chains) / np.maximum(moved, 1)

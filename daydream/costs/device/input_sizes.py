@@ -284,7 +284,7 @@ def _weights(graph: Graph, tasks: Selection, flop: np.ndarray, nbytes: np.ndarra
     )  # a recurrent layer has an overhead for each time step instead
     product = np.isin(family, MATRIX_FAMILIES) & (family != "recurrent") & (flop != 1)
     part = np.where(product, (flop - nbytes) / np.where(product, flop - 1, 1), 0.0)
-    return np.asarray(np.clip(part, 0.0, 1.0) * np.maximum(task_work.nbytes, 0))
+    return np.clip(part, 0.0, 1.0) * np.maximum(task_work.nbytes, 0)
 
 
 def need_size(size: int | None, what: str) -> int:

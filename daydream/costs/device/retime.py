@@ -52,8 +52,7 @@ def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
     amounts = work(graph, kernels)
     known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
     counted = counted_tasks(graph, kernels).any(axis=0)
-    found: np.ndarray = np.select([counted, known], RULES[:2], RULES[2]).astype(object)
-    return found
+    return np.select([counted, known], RULES[:2], RULES[2]).astype(object)
 
 
 def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:

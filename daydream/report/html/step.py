@@ -144,8 +144,7 @@ class StepPath:
         """The timeline's entries of the step, as a mask."""
         timeline = self.timeline
         of_step = timeline.graph.columns["step"][timeline.task] == self.step
-        mask: np.ndarray = (timeline.copy == self.copy) & of_step
-        return mask
+        return (timeline.copy == self.copy) & of_step
 
     def totals(self, column: str) -> dict[str | None, Total]:
         """Return by layer, operator or name what tasks take: on the path, on the device, on the CPU."""
