@@ -219,7 +219,8 @@ def _update(
     updates all parameters in the same calls, or which part is whose is not known: the first of
     these waits for all gradients of its step.
     """
-    device, calls = graph.select(on="gpu", phase="optimizer"), update_calls(graph)
+    device = graph.select(on="gpu", phase="optimizer")
+    calls = update_calls(graph)
     by_server = update == "server" or not len(device | calls)
     parts = None if by_server else _parts(graph, gradients, place, device, calls)
     if not by_server and parts is None:

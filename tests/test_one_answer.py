@@ -21,7 +21,7 @@ import daydream
 from daydream.agents.questions import brief
 from daydream.errors import DaydreamError, NoMatchError
 from daydream.report.format import speedup, time_text
-from daydream.report.html.render import render
+from daydream.report.html.page import render
 from daydream.report.views.step import step_figures
 
 ROOT = Path(__file__).parents[1]

@@ -280,7 +280,8 @@ def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[s
     if tool == "confirm" and not allow_code:
         raise DaydreamError(PROGRAM.format("a script"))
     given = asdict(asked)
-    spec, options = given.pop("optimization", None), given.pop("options", None) or {}
+    spec = given.pop("optimization", None)
+    options = given.pop("options", None) or {}
     if options and spec is None:
         raise DaydreamError("options belong to an optimization, and none is named")
     change = [] if spec is None else _change(spec, options, root, allow_code=allow_code)
@@ -363,7 +364,8 @@ def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> di
         if not isinstance(value, dict):
             is_ratio = isinstance(value, float) and of.get("type") == "number"
             return round(value, 4) if is_ratio else value
-        known, rest = of.get("properties", {}), of.get("additionalProperties") or {}
+        known = of.get("properties", {})
+        rest = of.get("additionalProperties") or {}
         if rest.get("type") in {"integer", "number"}:  # amounts by name
             largest = sorted(value, key=lambda name: (-abs(value[name]), name))[:most]
             value = {name: value[name] for name in largest}

@@ -39,7 +39,7 @@ def sql(
     """
     from daydream.integrations.sql import query as ask
     from daydream.report.blocks import Block, Text
-    from daydream.report.views.records import records
+    from daydream.report.views.nouns import records
 
     if schema:
         _show_schema(out)
@@ -76,7 +76,8 @@ def _show_schema(out: Output) -> None:
     ]
     blocks: list[Block] = []
     for name, table in TABLES.items():
-        rows, known = [], TABLES["events"].columns if table.query is not None else {}
+        rows = []
+        known = TABLES["events"].columns if table.query is not None else {}
         extra = [column for column in table.columns if column not in known]
         if known:
             rows = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
@@ -105,7 +106,7 @@ def tool(
         list_: List the tools.
     """
     from daydream.report.blocks import Facts
-    from daydream.report.views.records import records
+    from daydream.report.views.nouns import records
     from daydream.tools.run import find_tool, run_tool, tools
 
     if list_:

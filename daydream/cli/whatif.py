@@ -67,7 +67,9 @@ def whatif(
     from daydream.predict.prediction import predict
 
     out.check_files(*TIMELINES, ".et")
-    typed, then, memory = [change.spec, *change.typed], None, None
+    typed = [change.spec, *change.typed]
+    then = None
+    memory = None
     with working() as progress:
         replay = request.replay(progress, table=table)
         progress(f"predicting {change.spec}")

@@ -165,7 +165,8 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
         both.known_from_the_last_arrival(graph, trace),
         clock,
     )
-    matrix, compared = is_matrix(graph, graph.tasks(kernels)), runs.compared()
+    matrix = is_matrix(graph, graph.tasks(kernels))
+    compared = runs.compared()
     return Measured(
         kernels=compared,
         kernel=compared.evidence(),
@@ -191,7 +192,8 @@ class _Both:
         for computing, transferring in sharing(graph.lanes):
             k = np.flatnonzero(computing[lane[kernels]])
             t = np.flatnonzero(transferring[lane[transfers]])
-            begin, end = start[kernels[k]], start[kernels[k]] + self.kernel_ns[k]
+            begin = start[kernels[k]]
+            end = start[kernels[k]] + self.kernel_ns[k]
             moving = Coverage(start[transfers[t]], ends[t])
             self.kernel_overlap_ns[k] = moving.within(begin, end)
             self.transfer_overlap_ns[t] = Coverage(begin, end).within(start[transfers[t]], ends[t])
@@ -210,7 +212,8 @@ def _running(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     """Return for each span how long the spans run within it, itself included, each counted."""
     if not len(start_ns):
         return np.zeros(0, np.int64)
-    begin, end = start_ns - start_ns.min(), end_ns - start_ns.min()
+    begin = start_ns - start_ns.min()
+    end = end_ns - start_ns.min()
 
     def since(marks: np.ndarray, times: np.ndarray) -> np.ndarray:
         marks = np.sort(marks)
@@ -238,7 +241,8 @@ class _Runs(NamedTuple):
         beside = use & (self.overlap_ns >= BESIDE * self.duration_ns)
         places = unique(self.place[alone]), unique(self.place[beside])
         both = np.intersect1d(*places, assume_unique=True)
-        without, slowed = (_by_place(self.place, mask, both) for mask in (alone, beside))
+        without = _by_place(self.place, alone, both)
+        slowed = _by_place(self.place, beside, both)
         found = [self._at_one(*runs) for runs in zip(without, slowed, strict=True)]
         shown = np.array([one for one in found if one is not None]).reshape(-1, 5)
         return Compared(*shown.T)

@@ -427,7 +427,8 @@ def updated_by_grids(update: Selection, blocks: np.ndarray) -> tuple[int, int]:
 
     Each kind of kernel runs at least once for each tensor. Small tensors are counted as whole blocks.
     """
-    names, each = [name or "" for name in update.name.tolist()], elements_a_thread(update.graph)
+    names = [name or "" for name in update.name.tolist()]
+    each = elements_a_thread(update.graph)
     known = {name: elements_a_block(name, each) for name in set(names)}
     elements = np.array([known[name] for name in names], np.int64) * np.maximum(blocks, 0)
     steps = max(len(unique(update.step)), 1)

@@ -69,28 +69,31 @@ class Block:
     def split(self, size: int) -> Block:
         """Shorten the block to its first bytes and return the rest, its neighbour, in no pool yet."""
         rest = Block(self.pool, self.stream, self.address + size, self.size - size, self.start)
-        rest.grows, rest.mapped = self.grows, self.mapped
-        rest.prev, rest.next = self, self.next
+        rest.grows = self.grows
+        rest.mapped = self.mapped
+        rest.prev = self
+        rest.next = self.next
         if rest.next is not None:
             rest.next.prev = rest
-        self.next, self.size = rest, size
+        self.next = rest
+        self.size = size
         return rest
 
     def merge(self) -> None:
         """Join the block, which is in no pool, with neighbours not in use that are mapped as it is."""
-        before, after = self.prev, self.next
+        before = self.prev
+        after = self.next
         if before is not None and not before.in_use and before.mapped == self.mapped:
             self.pool.take(before)
-            self.address, self.size, self.prev = (
-                before.address,
-                before.size + self.size,
-                before.prev,
-            )
+            self.address = before.address
+            self.size = before.size + self.size
+            self.prev = before.prev
             if self.prev is not None:
                 self.prev.next = self
         if after is not None and not after.in_use and after.mapped == self.mapped:
             self.pool.take(after)
-            self.size, self.next = self.size + after.size, after.next
+            self.size = self.size + after.size
+            self.next = after.next
             if self.next is not None:
                 self.next.prev = self
 
@@ -100,7 +103,9 @@ class Block:
         if end <= address:
             return self
         block = Block(self.pool, self.stream, address, end - address, self.start)
-        block.grows, block.mapped, block.prev = True, False, self
+        block.grows = True
+        block.mapped = False
+        block.prev = self
         self.next = block
         self.pool.add(block)
         return block
@@ -253,7 +258,8 @@ class Allocator:
         grows = block.grows or (self.expandable and not block.pool.private)
         if self.splits(block.pool, size, block.size - size, grows=grows):
             block.pool.add(block.split(size))
-        block.in_use, block.requested = True, requested
+        block.in_use = True
+        block.requested = requested
         self.allocated += block.size
         self.requested += requested
         self.held[name] = block
@@ -380,7 +386,9 @@ class Allocator:
                     if start < address < start + block.size:
                         low, end = self.ranges[at - 1]
                         self.ranges[at - 1] = (low, address)
-                        block.size, after, block.next = address - start, block.next, None
+                        block.size = address - start
+                        after = block.next
+                        block.next = None
                         if after is not None:  # a segment of its own, too
                             after.prev = None
                             self.ranges.insert(at, (after.address, end))
@@ -417,7 +425,8 @@ class Allocator:
         for block in places:
             if not block.mapped and block.prev is not None and not block.prev.in_use:
                 block = block.prev  # noqa: PLW2901 - what is free before it serves, too
-            room, each = 0, block
+            room = 0
+            each = block
             while room < size and not each.in_use:
                 room += each.size
                 if each.next is None:
@@ -428,7 +437,8 @@ class Allocator:
         space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page  # whole pages
         start, space = self._place(space, size, address)
         block = Block(pool, stream, start, space, start)
-        block.grows, block.mapped = True, False
+        block.grows = True
+        block.mapped = False
         pool.add(block)
         return block
 
@@ -457,7 +467,8 @@ class Allocator:
         pool = block.pool
         pool.take(block)
         if first > block.address:
-            before, block = block, block.split(first - block.address)
+            before = block
+            block = block.split(first - block.address)
             pool.add(before)
         if last < block.address + block.size:
             pool.add(block.split(last - block.address))

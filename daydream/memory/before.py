@@ -105,9 +105,11 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     own = np.zeros(len(trace), bool)
     own[rows] = True
     rows = rows[enclosing(trace["parent"], own, trace["parent"][rows], inner=True) < 0]
-    found, seen = [], set()
+    found = []
+    seen = set()
     for row in rows.tolist():
-        name, layer = names[trace["name"][row]], _text(trace, "layer", row)
+        name = names[trace["name"][row]]
+        layer = _text(trace, "layer", row)
         arguments = arguments_of(trace, row)
         op = operator(name)
         for place in op.parameters:
@@ -247,7 +249,8 @@ def let_states_shrink(
         kept = _kept_bytes(held, rank)
         if (here & states).any() or device < 0 or kept == 0 or not rest.any():
             continue
-        now, whole = held["bytes"][rest], int(held["bytes"][rest].sum())
+        now = held["bytes"][rest]
+        whole = int(held["bytes"][rest].sum())
         may = (
             now
             if kept is None
@@ -323,10 +326,12 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
 
 
 def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> list[Row]:
-    trace, parameters = held.trace, held.parameters[rank]
+    trace = held.trace
+    parameters = held.parameters[rank]
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
     found = [("parameter", size_of(parameters[number]), number) for number in mine]
-    buffers, replicas = of_rank(trace, "buffers", rank), of_rank(trace, "ddp", rank)
+    buffers = of_rank(trace, "buffers", rank)
+    replicas = of_rank(trace, "ddp", rank)
     found += [("buffer", each["bytes"], UNKNOWN) for each in buffers if device_of(each) == device]
     if mine:  # a bucket lies where the parameters do
         buckets = [bucket for ddp in replicas for bucket in ddp.get("buckets", [])]
@@ -405,7 +410,8 @@ def _split(held: Allocations, row: int, described: list[Row], *, first_step: boo
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
     left = int(held["bytes"][row])
     fits: list[Row] = []
-    rank, device = int(held["rank"][row]), int(held["device"][row])
+    rank = int(held["rank"][row])
+    device = int(held["device"][row])
     for kind in ("parameter", "buffer", "bucket", "optimizer_state", "gradient"):
         rows = [each for each in described if each[0] == kind]
         if _bytes(rows) <= left:

@@ -34,10 +34,8 @@ from daydream.text import counted
 LARGEST = 1 << 48  # bytes of a request: more than any device has, by far
 LAST_ADDRESS = 1 << 64
 BLOCKS = frozenset({"alloc", "free", "free_requested", "free_completed"})
-GIVEN, RETURNED = (
-    frozenset({"segment_alloc", "segment_map"}),
-    frozenset({"segment_free", "segment_unmap"}),
-)
+GIVEN = frozenset({"segment_alloc", "segment_map"})
+RETURNED = frozenset({"segment_free", "segment_unmap"})
 WITHOUT_MEMORY = frozenset({"snapshot", "user_defined", "annotate"})
 
 
@@ -185,7 +183,8 @@ class Layout:
 
     def remove(self, address: int, size: int) -> Region | None:
         """Take out a region or, of an expandable segment, a part, and return what it was of; None if none."""
-        region, end = self.region_at(address), address + size
+        region = self.region_at(address)
+        end = address + size
         if region is None or end > region.end:
             return None
         if not region.expandable and (region.address, region.size) != (address, size):
@@ -200,7 +199,8 @@ class Layout:
     def near(self, address: int) -> tuple[Held | None, Held | None]:
         """Return the block in use that begins at an address or last before it, and the next one."""
         at = bisect_right(self._addresses, address)
-        before, after = self._addresses[:at][-1:], self._addresses[at : at + 1]
+        before = self._addresses[:at][-1:]
+        after = self._addresses[at : at + 1]
         return (self.held[before[0]] if before else None, self.held[after[0]] if after else None)
 
     def first_in(self, address: int, end: int) -> Held | None:
@@ -230,7 +230,8 @@ class Layout:
 
     def segments(self) -> list[Segment]:
         """Return it as segments; blocks in use are numbered in order of address."""
-        found, blocks = [], [self.held[address] for address in self._addresses]
+        found = []
+        blocks = [self.held[address] for address in self._addresses]
         for region in self.regions:
             parts: list[Part] = []
             address = region.address
@@ -273,7 +274,8 @@ def beginning(layout: Layout, records: list[Record], settings: Settings) -> tupl
         records: all events, in order; those of segments get the private pool that the end tells.
         settings: those of the recording, by which requests are rounded: the events tell no sizes of blocks.
     """
-    start, odd = Layout(layout.regions), 0
+    start = Layout(layout.regions)
+    odd = 0
     for at, record in reversed(list(enumerate(records))):
         if record.action in GIVEN:
             region = start.remove(record.address, record.size)
@@ -303,7 +305,8 @@ def _hold_first(
         if record.action == "free_requested" and last[address] is record and address in held:
             blocks.append(replace(held[address], pending=False))
         elif record.action != "alloc":
-            size, region = sizes.rounded(record.size), start.region_at(address)
+            size = sizes.rounded(record.size)
+            region = start.region_at(address)
             if region is not None and size >= most and not region.expandable:
                 size = max(size, region.size)
             blocks.append(Held(address, size, record.size, record.action == "free_completed"))
@@ -370,7 +373,8 @@ class Reading:
     """A recording while its events are read, first to last; `layout` is the state at its beginning."""
 
     def __init__(self, layout: Layout, records: Sequence[Record], settings: Settings) -> None:
-        self.start, self.settings = layout, settings
+        self.start = layout
+        self.settings = settings
         self.layout = Layout(layout.regions, layout.held)
         self.blocks = {
             address: name for name, address in enumerate(sorted(layout.held))

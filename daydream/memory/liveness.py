@@ -167,7 +167,8 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
 
     call = forward_rows(trace, held["end_row"][rows])
     first = behind(call)
-    made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
+    made = calls_that_made(held, "", rows)
+    following = calls_that_made(held, "", np.maximum(first, 0))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
     return place_before(np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
@@ -374,7 +375,8 @@ class KeptCalls:
         mine = np.flatnonzero(self.calls.of >= 0)
         like[self.calls.of[mine][::-1]] = mine[::-1]
         have = self.node > BEFORE
-        begin, end = self.calls.first[have], self.node[have]
+        begin = self.calls.first[have]
+        end = self.node[have]
         held.add(
             like[have], bytes=np.asarray(nbytes)[have], begin=begin, end=end, kind="activation"
         )

@@ -68,10 +68,12 @@ def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
     Returns:
         which these are, bool, shape (n,).
     """
-    trace, found = held.trace, np.zeros(len(layer), bool)
+    trace = held.trace
+    found = np.zeros(len(layer), bool)
     for row in np.flatnonzero((layer >= 0) & held.where(kind="activation")[: len(layer)]).tolist():
         arguments = arguments_of(trace, int(layer[row]))
-        nbytes, recorded = int(held["bytes"][row]), int(held["recorded_bytes"][row])
+        nbytes = int(held["bytes"][row])
+        recorded = int(held["recorded_bytes"][row])
         if recorded <= WIDE * max(map(elements, arguments), default=0):
             continue
         found[row] = True
@@ -125,14 +127,16 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
         [_scratch_bytes(held.trace, row) for row in held["begin_row"][last].tolist()], np.int64
     )
     least, expected, most = found.reshape(-1, 3).T
-    nbytes, begin = held.among(least, expected, most), held["begin"][last]
+    nbytes = held.among(least, expected, most)
+    begin = held["begin"][last]
     held.add(
         last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 1, kind="workspace"
     )
 
 
 def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:
-    op, arguments = operator(trace.text("name")[int(trace["name"][row])]), arguments_of(trace, row)
+    op = operator(trace.text("name")[int(trace["name"][row])])
+    arguments = arguments_of(trace, row)
     if op.family == "convolution":
         gradient = WIDE * elements(arguments[2]) if len(arguments) > 2 else 0
         return 0, gradient, gradient + WIDE // 2 * sum(map(elements, arguments[:2]))
@@ -165,7 +169,8 @@ def lstm_workspace(arguments: Sequence[Argument], width: int) -> int:
     gates = steps * samples * _row(4 * hidden, width) * width
     results = steps * samples * _row(hidden, width) * width
     states = 2 * (steps + 1) * samples
-    state, gradient = states * _row(hidden, width) * width, states * _row(hidden, WIDE) * WIDE
+    state = states * _row(hidden, width) * width
+    gradient = states * _row(hidden, WIDE) * WIDE
     return sum(-(-part // PAGE) * PAGE for part in (gates, results, state, state, *[gradient] * 3))
 
 
@@ -279,7 +284,8 @@ def hold_8_bits(held: Allocations) -> None:
     )
 
 
-WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+WRITTEN_OUT = "aten::_scaled_dot_product_attention_math"
+DEEPEST = 6
 FLOAT = "float32"
 OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/accuracy.md): types are inferred
 
@@ -309,7 +315,8 @@ def _cast_values(
     """Let what written-out attention reads go when that is done, and hold its values in 32 bits instead."""
     if not len(rows):
         return
-    used, ends = used_until(held, rows, forward), held["end"][rows].copy()
+    used = used_until(held, rows, forward)
+    ends = held["end"][rows].copy()
     calls = [arguments_of(held.trace, row) for row in types.outermost[last[rows]].tolist()]
     sizes = np.array([4 * elements((call + [()] * 3)[2]) for call in calls], np.int64)
     held["end"][rows] = used
@@ -362,7 +369,8 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     backward = held["phase"][rows] == PHASES.index("backward")
     begin = held["begin"][rows]
     behind = next_call(held, rows)
-    first, done = np.full(len(found), AFTER), np.full(len(found), BEFORE)
+    first = np.full(len(found), AFTER)
+    done = np.full(len(found), BEFORE)
     np.minimum.at(first, group[~backward], begin[~backward])
     np.maximum.at(done, group[backward], behind[backward])
     leader = np.full(len(found), UNKNOWN)
@@ -472,7 +480,8 @@ class _Types:
             for row, types in zip(
                 mine, walk([self._work(row, loss) for row in mine], calls=True), strict=True
             ):
-                self.given[row], self.result[row] = types.given, types.runs
+                self.given[row] = types.given
+                self.result[row] = types.runs
                 self.reads_result[row] = kept and self.product[row]
                 if not self.view[row]:  # a product behind it reads what this operator made
                     kept = bool(self.wide[row] and self.keeps_result[row])

@@ -95,7 +95,8 @@ def memory_of(
     events: MemoryEvents = trace.memory  # type: ignore[assignment]  # `allocations` raises without
     on_gpu = bool((held["device"] >= 0).any())
     pairs = sorted(held.devices(), key=lambda pair: (pair[0], pair[1] < 0, pair[1]))
-    devices, notes = [], list(held.notes)
+    devices = []
+    notes = list(held.notes)
     if fake := made_up(trace):
         notes.append(f"{MADE_UP}{fake}: buffers of its communication library are not in it.")
     for rank, device in pairs:
@@ -243,12 +244,14 @@ def _said_of_reserved(device: str, recorded: int, replayed: int, events: np.ndar
 def _holders(held: Allocations, which: np.ndarray, layers: list[str]) -> tuple[Holder, ...]:
     """Return who holds some allocations, the most first: by kind, operator, layer (of all blocks), line."""
     rows = np.flatnonzero(which).tolist()
-    ops, lines = operators(held), held.texts("stack")
+    ops = operators(held)
+    lines = held.texts("stack")
     total: dict[tuple[str, str, str, str | None], list[int]] = {}
     advice: dict[tuple[str, str, str, str | None], str | None] = {}
     trained = bool((held["phase"] == PHASES.index("backward")).any())
     for row in rows:
-        kind, op = KINDS[held["kind"][row]], ops[row] or ""
+        kind = KINDS[held["kind"][row]]
+        op = ops[row] or ""
         key = (kind, INSTANCE.sub("*", layers[row]), op, lines[row])
         both = total.setdefault(key, [0, 0])
         both[0] += int(held["bytes"][row])
@@ -350,7 +353,8 @@ def operator_footprints(held: Allocations) -> list[OperatorFootprint]:
     """Return the footprint of each operator, the largest first."""
     trace = held.trace
     rows, total, asked = _footprints(held)
-    names, layers = trace.text("name"), [*trace.text("layer"), None]
+    names = trace.text("name")
+    layers = [*trace.text("layer"), None]
     largest: dict[int, int] = {}  # name -> the row of its largest call
     calls = Counter(trace["name"][rows].tolist())
     for row, code in zip(rows.tolist(), trace["name"][rows].tolist(), strict=True):
@@ -378,11 +382,13 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
     for row, code in zip(forward.tolist(), trace["layer"][forward].tolist(), strict=True):
         if code >= 0:
             working[layers[code]] = max(working.get(layers[code], 0), int(total[row]))
-    own, sums = held.texts("layer"), Counter[tuple[str, str, int]]()
+    own = held.texts("layer")
+    sums = Counter[tuple[str, str, int]]()
     made = held.where(phase="forward") | held.where(kind="parameter")
     for number in np.flatnonzero(made).tolist():
         if (layer := own[number]) is not None:
-            kind, step = KINDS[held["kind"][number]], int(held["step"][number])
+            kind = KINDS[held["kind"][number]]
+            step = int(held["step"][number])
             sums[layer, kind, step] += int(held["bytes"][number])
     most = Counter[tuple[str, str]]()  # of any step
     for (layer, kind, _), nbytes in sums.items():
@@ -463,7 +469,8 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     time = events["time_ns"]
     peak = int(time[place // EVENT])
     begin, end = (time[held[at][rows] // EVENT] for at in ("begin", "end"))
-    asked, layers = operators(held), held.texts("layer")
+    asked = operators(held)
+    layers = held.texts("layer")
     groups: dict[tuple[str, str, int], list[tuple[int, bool]]] = defaultdict(list)
     for row, first, last in zip(rows.tolist(), begin.tolist(), end.tolist(), strict=True):
         nbytes = int(held["bytes"][row])
@@ -474,7 +481,8 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
             groups[name, KINDS[held["kind"][row]], nbytes].append(wait)
     found = []
     for (name, kind, nbytes), waits in groups.items():
-        shortest, never = min(wait for wait, _ in waits), sum(last for _, last in waits)
+        shortest = min(wait for wait, _ in waits)
+        never = sum(last for _, last in waits)
         found.append(
             Idle(
                 name, kind, nbytes * len(waits), len(waits), shortest, never, 2 * nbytes / shortest
@@ -606,7 +614,8 @@ def held_over_time(trace: Trace) -> list[HeldOverTime]:
     """
     if trace.memory is None:
         return []
-    held, time = allocations(trace), trace.memory["time_ns"]
+    held = allocations(trace)
+    time = trace.memory["time_ns"]
     found = []
     for rank, device in held.devices():
         places, totals = held.held(rank, device)

@@ -320,10 +320,8 @@ class _Program:
             range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT)
         )
         for place, following in _with_next(order):
-            unit, until = (
-                replace(trained[place], like=int(trained[place].gradients[0])),
-                done[place],
-            )
+            unit = replace(trained[place], like=int(trained[place].gradients[0]))
+            until = done[place]
             total = int(held["bytes"][unit.gradients].sum())
             end = until if following is None else _at(done[following], OTHER_FLAT_GRADIENTS_GO)
             self.make(unit, total, _at(until, FLAT_GRADIENTS), end)

@@ -45,10 +45,14 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     Returns:
         `Groups`, the work of a graph each.
     """
-    lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
+    lanes = graph.columns["lane"]
+    kinds = graph.columns["kind"]
+    launch = graph.columns["launch"]
     program = _programs(graph, captured)
     made_by = np.where(kinds == CPU, lanes, np.where(launch >= 0, lanes[launch], -1))
-    number, count, by = np.full(len(captured), -1), 0, by | captures(graph)
+    number = np.full(len(captured), -1)
+    count = 0
+    by = by | captures(graph)
     for each in np.unique(program[program >= 0]).tolist():
         mine, theirs = (
             np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by)
@@ -82,7 +86,9 @@ def _from_outside(held: Selection) -> Selection:
 def _programs(graph: Graph, captured: Selection) -> np.ndarray:
     """Return, by lane, the program of each thread that launches some of this work: a lane, -1 for none."""
     calls = captured.launches().ids
-    lane, step, phase = graph.lane[calls], graph.step[calls], graph.phase[calls]
+    lane = graph.lane[calls]
+    step = graph.step[calls]
+    phase = graph.phase[calls]
     ranks = np.array([each.rank for each in graph.lanes], np.int64)
     program = np.full(len(graph.lanes), -1)
     for rank in np.unique(ranks[lane]).tolist():
@@ -113,7 +119,8 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
     cpu = graph.ids[graph.kind[graph.ids] == CPU]
     for lane in np.unique(lanes[calls]).tolist():
         here = lanes[calls] == lane
-        first, last = np.full(len(parts), 2**62), np.full(len(parts), -(2**62))
+        first = np.full(len(parts), 2**62)
+        last = np.full(len(parts), -(2**62))
         np.minimum.at(first, part[here], order[calls[here]])
         np.maximum.at(last, part[here], order[calls[here]])
         of_part = np.flatnonzero(last >= first)

@@ -54,8 +54,8 @@ from daydream.graph.select import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.captured import DISPATCH_NS, captures, no_dispatch, pauses_that_stay, regions
+from daydream.model.gradients import NODE, CompiledPart, compiled_parts, graph_walks
 from daydream.model.optimizers import ACCUMULATE
-from daydream.model.parameters import NODE, CompiledPart, compiled_parts, graph_walks
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ FORWARD = FixedCosts(71_000, 3_000, 41_000)
 BACKWARD = FixedCosts(49_000, 1_700, 35_000)
 PASSES = (("forward", FORWARD), ("backward", BACKWARD))
 # Times these costs: the heads of operators in our recordings are 0.6 to 2.4 times as long as usual.
-FASTEST, SLOWEST = 0.5, 2.5
+FASTEST = 0.5
+SLOWEST = 2.5
 LIBRARY_CALL_NS = (
     1_700  # more than the operator itself: called from Python, its output allocated there
 )
@@ -118,7 +119,8 @@ def compile_cpu_calls(
     pattern = _library_calls(graph)
     library = compiled.where(within=pattern)
     _shorten_walks(graph, compiled)
-    before, loops = len(compiled.group_by("call")), 0
+    before = len(compiled.group_by("call"))
+    loops = 0
     added = np.zeros(len(graph.alive))
     slower = slowness(graph)
     for part in parts:
@@ -321,7 +323,8 @@ def _beside_recurrent(tasks: Selection) -> Selection:
 
 # An element, ns: fitted to ReLUs of 65 k to 590 k elements whose output nothing keeps, less the same ReLU
 # ahead of a product; torch 2.13.0 on an x86 server CPU with AVX-512.
-STORE_NS, READ_NS = 10.4, 4.0
+STORE_NS = 10.4
+READ_NS = 4.0
 RELU = r"^aten::relu_?$"
 SUMS_OF_GRADIENTS = ("aten::add", "aten::add_")
 
@@ -339,7 +342,8 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
         breaks: graph breaks in each forward call.
 
     """
-    graph, trace = compiled.graph, compiled.graph.recorded
+    graph = compiled.graph
+    trace = compiled.graph.recorded
     added = np.zeros(len(graph.alive))
     family = work(graph, compiled).family.astype(str)
     stays = np.isin(compiled.ids, library.ids)
@@ -429,7 +433,8 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
     drawn = np.flatnonzero((call >= 0) & np.append(call[1:] != call[:-1], True))
     if not len(drawn):
         return added
-    family, phase = work(graph, compiled).family.astype(str), compiled.phase.astype(str)
+    family = work(graph, compiled).family.astype(str)
+    phase = compiled.phase.astype(str)
     loop = _loops(compiled, library)
     elements = np.maximum(compiled.input_elements, 0)
     norms = _last_in(loop, (family == "normalization") & (phase == "forward"))
@@ -464,7 +469,8 @@ def _last_in(loop: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     """Return the places of the tasks that compute the gradient of a dropout."""
-    graph, trace = compiled.graph, compiled.graph.recorded
+    graph = compiled.graph
+    trace = compiled.graph.recorded
     products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
     forward = forward_rows(trace, graph.row[compiled.ids[products]])
     around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
@@ -485,7 +491,8 @@ DOUBT = 0.12  # what the measured ones were off by, nine in ten
 
 def channels_last_factors(library: Selection) -> np.ndarray:
     """Return the part of each task's time that is left: (tasks,); 1 if it is no convolution of images."""
-    graph, trace = library.graph, library.graph.recorded
+    graph = library.graph
+    trace = library.graph.recorded
     factors = np.ones(len(library))
     rows = call_rows(graph, library.ids, CONVOLUTION)
     shapes = np.where(rows >= 0, trace["shapes"][rows], -1)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.costs.counters.listing import counted_in
+from daydream.costs.counters.quantities import counted_in
 from daydream.errors import GraphError
 from daydream.graph.calls import Coverage, has_device_work
 from daydream.graph.tables import KERNEL, step_rank
-from daydream.memory.pairing import recorded_memory
+from daydream.memory.lifetimes import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import has_cpu

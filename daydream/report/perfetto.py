@@ -349,7 +349,8 @@ class _Process:
             yield from self._open(name, np.minimum(launched, begin)[here], end[here])
             busy.append(Coverage(begin[here], end[here]))
         if busy:
-            begins, ends = ([getattr(one, name) for one in busy] for name in ("start_ns", "end_ns"))
+            begins = [one.start_ns for one in busy]
+            ends = [one.end_ns for one in busy]
             yield from self._open("streams busy", np.concatenate(begins), np.concatenate(ends))
 
     def _open(self, name: str, begin: np.ndarray, end: np.ndarray) -> Iterator[Event]:

@@ -114,7 +114,8 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
 def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
     """Call the callbacks: first those for columns, then those for single events in the order of their starts."""
     rows, memory, steps = tables(trace)
-    given, callbacks = [], []
+    given = []
+    callbacks = []
     for one, (several, kinds) in CALLBACKS.items():
         if not (hasattr(running, one) or hasattr(running, several)):
             continue
@@ -247,7 +248,8 @@ def _kernels(trace: Trace, text: str) -> Range:
     found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
     if not found or int(found[1]) > int(found[2]):
         raise TraceError(f"kernels:{text} is no range; write kernels:100-200")
-    first, last = int(found[1]), int(found[2])
+    first = int(found[1])
+    last = int(found[2])
     on_device = trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0)
     kernels = np.flatnonzero(on_device)
     if first >= len(kernels):

@@ -3,7 +3,7 @@
 from daydream.optimizations._layers import add_layers, remove_layers
 
 from daydream import Graph, simulate
-from daydream.model.parameters import autograd_node_count, graph_walks, scale_autograd_walks
+from daydream.model.gradients import autograd_node_count, graph_walks, scale_autograd_walks
 
 NODE = "autograd::engine::evaluate_function: "
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "optimizations"))
 from recorded import Program
 
 from daydream import NotApplicableError
-from daydream.calibration.in_place import calibrate_in_place
+from daydream.calibration.run import calibrate_in_place
 from daydream.costs import KernelTable
 
 

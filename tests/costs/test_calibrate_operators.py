@@ -14,7 +14,7 @@ from daydream.costs import KernelTable, retime
 from daydream.costs.device.measured import give_table
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, GraphError, NotApplicableError, TraceError
-from daydream.model.half_times import SORTS
+from daydream.model.precision import SORTS
 from daydream.transforms.compose import apply, parse
 
 PRODUCT = Call("aten::mm", "64x32 32x16", "volta_sgemm_64x64 900_000")

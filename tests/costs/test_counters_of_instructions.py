@@ -12,8 +12,7 @@ from test_counter_files import attached, axpy, kernels, long_table, read
 
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import Totals, read_counted
-from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
-from daydream.costs.counters.quantities import quantities_of
+from daydream.costs.counters.quantities import amounts_of_amd, amounts_of_sass, quantities_of
 from daydream.costs.workload.counters import conflict_share, counted_work
 from daydream.errors import FileError
 

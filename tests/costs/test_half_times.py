@@ -8,7 +8,7 @@ from work_traces import Call, Kernel, graph_of
 from daydream.costs.device.roofline import (
     runs_in_tf32,
 )
-from daydream.model.half_times import (
+from daydream.model.precision import (
     FLASH_1,
     FLASH_2,
     TURNED,

@@ -22,7 +22,7 @@ from work_traces import Call, graph_of
 import daydream
 from daydream.costs import find_device, is_matrix, retime, work
 from daydream.costs.contention import measured_contention
-from daydream.costs.device.launch_grids import _Kernels
+from daydream.costs.device.input_sizes import _Kernels
 from daydream.costs.device.roofline import Change
 from daydream.costs.operators import operator, operators_that, rows
 from daydream.model.saved_tensors import BEHIND, _count, _when

@@ -18,7 +18,7 @@ from pyarrow import parquet
 import daydream
 from daydream.errors import TraceError
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, Allocations
-from daydream.memory.pairing import paired, recorded_memory
+from daydream.memory.lifetimes import paired, recorded_memory
 from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
 from daydream.trace.trace import Trace
 

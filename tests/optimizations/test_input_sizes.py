@@ -11,8 +11,12 @@ from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_cal
 from shared import shared_replay
 
 from daydream import Graph
-from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
-from daydream.costs.device.launch_grids import growth_by_grids
+from daydream.costs.device.input_sizes import (
+    growth_by_grids,
+    is_feature_size,
+    recorded_batch,
+    recorded_length,
+)
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
 

@@ -9,7 +9,7 @@ from recorded import Program, does_not_apply, kernel_names, makespan, noted, ref
 
 from daydream import Graph
 from daydream.model.blocks import matching_blocks, repeated_blocks
-from daydream.model.parameters import joint_update, trained_parameters
+from daydream.model.gradients import joint_update, trained_parameters
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 

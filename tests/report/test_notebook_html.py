@@ -10,7 +10,7 @@ from html_document import Document
 import daydream
 from daydream.predict.curves import Curves
 from daydream.predict.prediction import Prediction
-from daydream.report.html.render import html
+from daydream.report.html.page import html
 from daydream.report.views.nouns import MOST_ROWS
 
 NASTY = '<script>alert("1")</script> & \x1b[31m'

@@ -22,7 +22,7 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
-from daydream.report.html.render import MOST_AT_ONCE, notebook_html, render
+from daydream.report.html.page import MOST_AT_ONCE, notebook_html, render
 from daydream.report.markdown import markdown
 from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
 

@@ -185,7 +185,8 @@ def _call_table(graph: Graph) -> _Table:
     usual = _usual(np.asarray(trace["name"], np.int64)[rows], amount, time)
     usual = np.maximum(usual - typical, usual / 2)  # a call's rate is that of its work
     # A recurrent layer goes by the products outside such layers, its own time where there are none.
-    needed, rates = time.copy(), {}
+    needed = time.copy()
+    rates = {}
     for kind, members, judges in (
         ("products", matrix, matrix & ~recurrent),
         ("bytes", ~matrix, ~matrix),
@@ -400,7 +401,8 @@ def _rate(
     for least in sizes:
         large = (nbytes >= least) & (body > 0)
         if large.any():
-            rates, size = nbytes[large] / body[large], nbytes[large].astype(np.float64)
+            rates = nbytes[large] / body[large]
+            size = nbytes[large].astype(np.float64)
             order = np.argsort(rates)
             reached = np.cumsum(size[order])
             return float(rates[order][np.searchsorted(reached, quantile * reached[-1])])

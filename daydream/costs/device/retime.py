@@ -142,7 +142,8 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
         return said
     from daydream.costs.workload.counters import bound_by_l2, reached_l2
 
-    told, by_name = counted_kind(graph, kernels), np.full(len(kernels), None, object)
+    told = counted_kind(graph, kernels)
+    by_name = np.full(len(kernels), None, object)
     by_name[kernels_are(kernels, *STREAMING_CLASSES)] = "memory"
     by_name[kernels_are(kernels, *MATRIX_CLASSES)] = "compute"
     device = device_or_none(graph)
@@ -187,7 +188,8 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     """
     from daydream.costs.workload.counters import counted_l2_bytes, reached_l2
 
-    device, amounts = device_of(graph), work(graph, kernels)
+    device = device_of(graph)
+    amounts = work(graph, kernels)
     formats = number_formats(kernels, device)
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
     known &= np.isfinite(peaks(formats, device)) | (amounts.flop == 0)
@@ -323,7 +325,8 @@ def retime(
             other_device=change.other_device,
         )
         measured, known = from_table(graph, selection, table, change.work, asked)
-        change.new[known], change.model[known] = measured[known], "table"
+        change.new[known] = measured[known]
+        change.model[known] = "table"
     return Retimed(_whole(change.new), change.model, change.old, change.doubt)
 
 

@@ -215,7 +215,8 @@ def _of_products(
 def _tiles(kernel: str, op: str, arguments: list[Argument]) -> int:
     batch, rows, columns = result_size(op, arguments)
     tall, wide = named_tile(kernel) or LARGEST
-    upright, turned = (ceil(rows / a) * ceil(columns / b) for a, b in ((tall, wide), (wide, tall)))
+    upright = ceil(rows / tall) * ceil(columns / wide)
+    turned = ceil(rows / wide) * ceil(columns / tall)
     return batch * min(upright, turned)
 
 
@@ -255,7 +256,9 @@ class Resize:
     """A size that changes in every tensor of a trace's calls but the parameters."""
 
     def __init__(self, calls: Calls, old: int, new: int, *, every: bool) -> None:
-        self.old, self.new, self.every = old, new, every
+        self.old = old
+        self.new = new
+        self.every = every
         self.parameters = parameter_shapes(calls)
         self.shared = every and is_feature(calls, old)  # features have the size, too
         self._twice = True

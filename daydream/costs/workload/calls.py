@@ -126,8 +126,10 @@ class Calls:
         entries = self.trace.metadata.get("operators") or []
         if not entries:
             return
-        trace, place = self.trace, {}
-        names, shapes = (set(trace.text(column)) for column in ("name", "shapes"))
+        trace = self.trace
+        place = {}
+        names = set(trace.text("name"))
+        shapes = set(trace.text("shapes"))
         for entry in entries:
             key = entry["name"], entry["shapes"]
             if key[0] not in names or key[1] not in shapes:
@@ -285,7 +287,8 @@ class Calls:
 
         Where no grid was recorded, from all kernels of the name, if those agree.
         """
-        trace, found = self.trace, np.full((3, len(rows)), UNKNOWN, np.int64)
+        trace = self.trace
+        found = np.full((3, len(rows)), UNKNOWN, np.int64)
         known = np.flatnonzero(trace.is_kind("kernel") & (self.owner >= 0) & (self.share > 0))
         owner = self.owner[known]
         which = self.which[owner]

@@ -102,8 +102,10 @@ class _Search:
     """Shapes of a trace's calls, and what is around them."""
 
     def __init__(self, trace: Trace, formulas: list[str]) -> None:
-        self.trace, self.formulas = trace, formulas
-        self.names, self.parent = trace.text("name"), trace["parent"]
+        self.trace = trace
+        self.formulas = formulas
+        self.names = trace.text("name")
+        self.parent = trace["parent"]
 
     def tensors(self, row: int) -> list[Shape]:
         """Return the shapes of a call's tensor inputs."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from daydream.costs.counters.listing import counters_table
-from daydream.costs.counters.quantities import QUANTITIES
+from daydream.costs.counters.quantities import QUANTITIES, counters_table
 from daydream.predict.explain import NOT_RECORDED
 from daydream.predict.memory import MemoryAnswer
 from daydream.predict.notes import UNMOVED
