@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,10 +36,11 @@ from daydream.costs.device.measured import (
 )
 from daydream.costs.kernels import work
 from daydream.costs.operators import bare_name, operator
-from daydream.costs.workload.calls import calls_of, forward_rows, nodes
+from daydream.costs.workload.calls import calls_of, forward_rows, nodes, of_rows
 from daydream.costs.workload.shapes import Shape
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
+from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.results import Record
 from daydream.trace.trace import Trace
@@ -386,21 +388,19 @@ class _Times:
         inclusive = (
             recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
         )
-        parent = np.append(np.asarray(trace["parent"], np.int64), -1)
         names = {bare_name(op) for op in operators}
-        wanted = np.array([*(bare_name(text) in names for text in trace.text("name")), False])[
-            trace["name"]
-        ]
-        wanted &= trace.is_kind("operator")
+        is_operator = trace.is_kind("operator")
+        wanted = of_rows(trace, "name", lambda text: bare_name(text) in names) & is_operator
         covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
-        counts = covered[np.asarray(trace["step"], np.int64)]
+        counts = covered[trace["step"]]
         every = np.arange(len(trace))
-        around = _outermost(parent, wanted)
-        node = _outermost(parent, nodes(trace))
-        rows = np.flatnonzero(wanted & (around == every) & (node < 0) & counts)
+        outermost = partial(enclosing, trace["parent"], rows=every, inner=False)
+        around = outermost(wanted)
+        node = outermost(nodes(trace))
+        rows = np.flatnonzero((around == every) & (node < 0) & counts)
         back = np.flatnonzero((node == every) & counts)
         maker = forward_rows(trace, back)
-        owner = np.where(maker >= 0, np.append(around, -1)[maker], -1)
+        owner = np.append(around, -1)[maker]
         place = np.full(len(trace) + 1, -1)
         place[rows] = np.arange(len(rows))
         mine = np.flatnonzero(place[owner] >= 0)
@@ -408,9 +408,8 @@ class _Times:
         spent[:, 0] = inclusive[rows]
         np.add.at(spent[:, 1], place[owner[mine]], inclusive[back[mine]])
         self.calls = {key: spent[numbers] for key, numbers in _by_key(trace, rows).items()}
-        top = np.flatnonzero((_outermost(parent, trace.is_kind("operator")) == every) & counts)
-        other = np.setdiff1d(top, np.concatenate([rows, back]))
-        other = other[np.isin(around[other], [-1])]
+        top = np.flatnonzero((outermost(is_operator) == every) & (around < 0) & counts)
+        other = np.setdiff1d(top, back)
         self.others = {
             key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()
         }
@@ -440,14 +439,3 @@ def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, np.ndarray]:
         (name or "", shapes or "", dtype or "") for name, shapes, dtype in zip(*texts, strict=True)
     ]
     return {key: np.flatnonzero(which == number) for number, key in enumerate(keys)}
-
-
-def _outermost(parent: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the outermost wanted row around each row, itself included, -1 for none."""
-    found = np.full(len(wanted), -1)
-    up = np.arange(len(wanted))
-    fits = np.append(wanted, False)
-    while (up >= 0).any():
-        found = np.where((up >= 0) & fits[up], up, found)
-        up = np.where(up >= 0, parent[up], -1)
-    return found
