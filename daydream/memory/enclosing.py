@@ -38,7 +38,7 @@ def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:
     found = rows_before(trace, events, host)
     late = np.flatnonzero(found >= 0)
     end = trace["start_ns"] + trace["duration_ns"]
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     time = events["time_ns"]
     while (late := late[end[found[late]] < time[late]]).size:  # done by then: its parent may not be
         found[late] = parent[found[late]]
@@ -117,7 +117,7 @@ def moments(trace: Trace, events: MemoryEvents) -> Moments:
 
 
 def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
-    step = take(np.asarray(trace["step"], np.int64), row)
+    step = take(trace["step"], row)
     steps = trace.metadata.get("steps", [])
     bare = np.flatnonzero(step < 0)
     rank = np.array([each.get("rank", 0) for each in steps], np.int64)

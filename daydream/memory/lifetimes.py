@@ -93,12 +93,9 @@ def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
     )
     if not len(lost):
         return
-    parent = np.asarray(trace["parent"], np.int64)
-    row = held["begin_row"][lost].copy()
-    outer = np.append(trace.is_kind("operator"), False)
-    while (climbing := np.flatnonzero(outer[parent[row]])).size:
-        row[climbing] = parent[row[climbing]]
-    end = (trace["start_ns"] + trace["duration_ns"])[row]
+    row = held["begin_row"][lost]
+    outer = enclosing(trace["parent"], trace.is_kind("operator"), row, inner=False)
+    end = (trace["start_ns"] + trace["duration_ns"])[np.where(outer >= 0, outer, row)]
     for rank in np.unique(held["rank"][lost]).tolist():
         own = np.flatnonzero(events["rank"] == rank)
         mine = held["rank"][lost] == rank
@@ -231,7 +228,7 @@ def _recomputed(of: _Lifetimes) -> np.ndarray:
     trace = of.trace
     maker = innermost_makers(trace, of.held["begin_row"][mine])
     again = (maker >= 0) & ~take(nodes(trace), maker, False)
-    end = np.append(np.asarray(trace["start_ns"]) + trace["duration_ns"], 0)
+    end = np.append(trace["start_ns"] + trace["duration_ns"], 0)
     freed = of.held["end"][mine]
     at = np.where(freed < AFTER, freed // EVENT, len(of.time_ns) - 1)
     found[mine] = again & (of.time_ns[at] > end[maker])

@@ -150,8 +150,8 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
         places, int64, shape (n,); the end of the part where no node tells the call.
     """
     trace = held.trace
-    start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
-    end = start + np.append(np.asarray(trace["duration_ns"], np.int64), 0)
+    start = np.append(trace["start_ns"], 0)
+    end = start + np.append(trace["duration_ns"], 0)
     mine = np.flatnonzero((parts.of >= 0) & (held["begin_row"] >= 0))
     keys = (start[held["begin_row"][mine]], parts.of[mine])
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
@@ -205,7 +205,7 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     asked = held["begin_row"][order]
     node = np.where(asked >= 0, nodes_above(held.trace, np.maximum(asked, 0)), UNKNOWN)
     # What the engine does behind a node's own function, as sums over samples, is in the call around it.
-    above = take(np.asarray(held.trace["parent"], np.int64), node)
+    above = take(held.trace["parent"], node)
     node = np.where(take(nodes(held.trace), above, False), above, node)
     node = np.where(node >= 0, node, asked)
     rank = held["rank"][order]
@@ -274,8 +274,8 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np
         trace["phase"], [code for code in passes if code >= 0]
     )
     readers = np.flatnonzero(trace.is_kind("operator") & told)
-    start = np.asarray(trace["start_ns"], np.int64)
-    rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)
+    start = trace["start_ns"]
+    rank = np.maximum(trace["rank"], 0)
     readers = readers[np.lexsort((readers, start[readers], rank[readers]))]
     known, of = np.unique(calls, return_inverse=True)
     nbytes = np.full(len(known), UNKNOWN, np.int64)

@@ -285,7 +285,6 @@ def hold_8_bits(held: Allocations) -> None:
 
 
 WRITTEN_OUT = "aten::_scaled_dot_product_attention_math"
-DEEPEST = 6
 FLOAT = "float32"
 OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/accuracy.md): types are inferred
 
@@ -438,10 +437,7 @@ class _Types:
         self.sum = among(lambda op: op.name in ("add", "sub"))
         self.factor = among(lambda op: op.name in ("mul", "div"))
         self.math = rows_that(trace, WRITTEN_OUT.__eq__)
-        self.in_math = self.math.copy()
-        inner = np.asarray(trace["parent"], np.int64)
-        for _ in range(DEEPEST):  # calls lie a few deep in it
-            self.in_math |= take(self.in_math, inner, False)
+        self.in_math = enclosing(trace["parent"], self.math, np.arange(size), inner=True) >= 0
         self.in_product = take(self.product, outermost, False) & (outermost >= 0)
         dtype = trace.text("dtype")
         codes = np.array([*(text == FLOAT for text in dtype), True])

@@ -499,7 +499,7 @@ def _users(held: Allocations, rank: int, device: int) -> dict[int, tuple[np.ndar
     for row, sizes in zip(rows.tolist(), argument_bytes(trace, rows), strict=True):
         for nbytes in set(sizes):
             by_size[nbytes if device < 0 else -(-nbytes // GRANULE) * GRANULE].append(row)
-    start = np.asarray(trace["start_ns"], np.int64)
+    start = trace["start_ns"]
     end = start + trace["duration_ns"]
     found = {}
     for nbytes, mine in by_size.items():

@@ -202,7 +202,7 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
         texts = trace.text("layer")
         names = [*trace.text("name")]
         operator = trace.is_kind("operator")
-        parent = np.asarray(trace["parent"], np.int64)
+        parent = trace["parent"]
         phases = np.array(
             [text in (None, "forward", "loss") for text in [*trace.text("phase"), None]]
         )

@@ -145,13 +145,13 @@ def backward_chains(chains: Groups) -> Groups:
     """
     graph = chains.tasks.graph
     trace = graph.recorded
-    rank = np.asarray(trace["rank"], np.int64)
-    sequence = np.asarray(trace["sequence"], np.int64)
-    parent = np.asarray(trace["parent"], np.int64)
+    rank = trace["rank"]
+    sequence = trace["sequence"]
+    parent = trace["parent"]
     is_node = nodes(trace)
     work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    up = graph.row[work.ids].astype(np.int64)
+    up = graph.row[work.ids]
     found_rows = []
     found_places = []
     while (
@@ -201,12 +201,12 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     whole = of_rows(trace, "name", lambda text: "::" not in text)[rows]
     if not whole.any():
         return ~whole
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     total = np.zeros(len(trace))
     tasks = work_tasks(graph).where(
         lambda each: each.kind != "collective"
     )  # what it waits for is no work
-    up = graph.row[tasks.ids].astype(np.int64)
+    up = graph.row[tasks.ids]
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
         up = np.where(there, parent[up], -1)
@@ -337,7 +337,7 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
             | (call_rows(graph, tasks.ids, operators_that(lambda op: op.is_matrix)) >= 0)
         )
     ] = OTHER
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     working = trace.is_kind("operator") & of_rows(trace, "name", works)
     above = rows_above(parent, np.flatnonzero(working))
     inside = np.append(working | above, False)

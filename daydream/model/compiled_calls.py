@@ -473,7 +473,7 @@ def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     trace = compiled.graph.recorded
     products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
     forward = forward_rows(trace, graph.row[compiled.ids[products]])
-    around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
+    around = np.where(forward >= 0, trace["parent"][forward], -1)
     products = products[around >= 0]
     around = around[around >= 0]
     return products[of_rows(trace, "name", lambda name: bool(DROPOUT.search(name)))[around]]

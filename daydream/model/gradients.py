@@ -424,7 +424,7 @@ def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
     numbered = (trace["sequence"] >= 0) & trace.is_kind("operator")
     numbered = np.flatnonzero(numbered & (trace["phase"] == trace.code("phase", "backward")))
     thread = np.asarray(trace["rank"], np.int64) * (int(trace["tid"].max()) + 2) + trace["tid"]
-    start = np.asarray(trace["start_ns"], np.int64)
+    start = trace["start_ns"]
     before = last_before(thread[numbered], start[numbered], thread[rows], start[rows] - 1)
     maker = forward_rows(trace, np.append(numbered, -1)[before])
     return np.where((rows >= 0) & (maker >= 0), start[maker], -1)

@@ -135,8 +135,8 @@ def _calls(graph: Graph) -> _Calls | None:
     tasks = _overhead(cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls"))
     call = outermost[graph.row[tasks.ids]]
     when = graph.measured_start_ns[tasks.ids]
-    start = np.asarray(trace["start_ns"], np.int64)
-    end = start + np.asarray(trace["duration_ns"], np.int64)
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
     broken = _reasons(trace)
     counts = Counter[str]()
     key = np.full(len(tasks), None, dtype=object)

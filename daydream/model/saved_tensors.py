@@ -87,7 +87,7 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
     passes = last_before(backward.rank, graph.order[backward.ids], tasks.rank[place], order)
     _, key = distinct_rows([group, passes, graph.repeat[ids]])
 
-    calls = innermost_makers(trace, graph.row[ids].astype(np.int64))
+    calls = innermost_makers(trace, graph.row[ids])
     when = np.where(calls >= 0, _when_saved(trace)[calls], UNKNOWN)
     known = (np.bincount(key, when > UNKNOWN) > 0)[key]
     by_order = np.lexsort((order, key))
@@ -131,7 +131,7 @@ def _when_saved(trace: Trace) -> np.ndarray:
     found[callers] = when
     of_torch = of_rows(trace, "name", lambda name: "::" in name)
     operator = trace.is_kind("operator")
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     # Functions of one's own: neither in a node, nor what torch calls (as `aten::detach` calls `detach`).
     called = (parent >= 0) & operator[parent] & of_torch[parent]
     own = operator & ~of_torch & ~nodes(trace) & (trace["sequence"] >= 0) & ~called

@@ -230,7 +230,7 @@ def _known(
     whole = share(mask[work] & (columns["layer"][work] >= 0))
     shares["layer"] -= whole
     shares["phase"] *= 1 - float(trace.metadata.get("phases_assumed", 0.0))
-    types = np.asarray(trace["dtype"]) if len(trace) else np.array([-1])
+    types = trace["dtype"] if len(trace) else np.array([-1])
     shares["dtype"] = share(types[np.maximum(columns["row"][work], 0)] >= 0)
     phases = {name: share(columns["phase"][work] == code) for code, name in enumerate(PHASES)}
     return shares, {name: part for name, part in phases.items() if part}, (whole, where)
@@ -347,5 +347,5 @@ def span_ns(trace: Trace) -> int:
     """Return the time from the first row's start to the last row's end."""
     if not len(trace):
         return 0
-    start = np.asarray(trace["start_ns"], np.int64)
+    start = trace["start_ns"]
     return int((start + trace["duration_ns"]).max() - start.min())

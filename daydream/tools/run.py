@@ -126,7 +126,7 @@ def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
         else:
             of_kind = trace.is_kind(*kinds) & chosen.rows
             if one in {"on_kernel", "on_collective"}:  # those of CPU processes no kernel carries
-                of_kind &= np.asarray(trace["device"]) >= 0
+                of_kind &= trace["device"] >= 0
             events = Events(rows, np.flatnonzero(of_kind))
         if hasattr(running, several):
             getattr(running, several)(events)
@@ -250,7 +250,7 @@ def _kernels(trace: Trace, text: str) -> Range:
         raise TraceError(f"kernels:{text} is no range; write kernels:100-200")
     first = int(found[1])
     last = int(found[2])
-    on_device = trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0)
+    on_device = trace.is_kind("kernel", "collective") & (trace["device"] >= 0)
     kernels = np.flatnonzero(on_device)
     if first >= len(kernels):
         raise TraceError(

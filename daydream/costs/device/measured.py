@@ -447,7 +447,7 @@ def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
 def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row of each task's measured forward call, -1 for none; and whether it is backward work."""
     trace = graph.recorded
-    own, which = distinct(graph.row[tasks.ids].astype(np.int64))
+    own, which = distinct(graph.row[tasks.ids])
     around = enclosing(trace["parent"], entry >= 0, own, inner=False)
     maker = forward_rows(trace, np.maximum(own, 0))
     maker = np.where((own >= 0) & (around < 0), maker, -1)

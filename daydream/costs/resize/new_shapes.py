@@ -118,7 +118,7 @@ def routed_rows(calls: Calls, flattened: set[int]) -> set[int]:
     """Return how many rows were picked from those of a whole batch, as tokens are for an expert."""
     trace = calls.trace
     names = trace.text("name")
-    rows = calls.rows[np.asarray(trace["shapes"])[calls.rows] >= 0]
+    rows = calls.rows[trace["shapes"][calls.rows] >= 0]
     pairs = (
         np.unique(np.stack([trace["name"][rows], trace["shapes"][rows]]), axis=1).T.tolist()
         if len(rows)
@@ -151,7 +151,7 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
     keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
     rows = calls.rows[np.lexsort([np.asarray(key)[calls.rows] for key in keys])]
     kind = kinds[trace["name"][rows]] if len(kinds) else np.zeros(len(rows), int)
-    thread = np.asarray(trace["tid"])[rows]
+    thread = trace["tid"][rows]
     products = np.flatnonzero(kind == 1)
     for first, last in zip(products[:-1].tolist(), products[1:].tolist(), strict=True):
         softmax = np.flatnonzero(kind[first:last] == 2)

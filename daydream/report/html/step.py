@@ -189,7 +189,7 @@ class StepPath:
         phases = np.unique(graph.columns["phase"][task])
         names, texts = coded(graph, "name", task)
         by_name = np.bincount(names + 1, self.ns[part], len(texts) + 1)
-        cause = int(np.bincount(self.cause[part].astype(np.int64), delay, len(Cause)).argmax())
+        cause = int(np.bincount(self.cause[part], delay, len(Cause)).argmax())
         why = Cause(cause).label
         if cause == Cause.LANE:
             why = "start-up" if graph.lanes[lanes[0]].on_device else PathCause.UNTRACED.label

@@ -320,7 +320,7 @@ def collectives_of_steps(trace: Trace) -> dict[tuple[int, int], tuple[tuple[str,
     numbers = trace["step"][chosen].tolist()
     sizes = [0] * len(chosen)
     if "bytes" in trace.columns:
-        sizes = np.maximum(np.asarray(trace["bytes"])[chosen], 0).tolist()
+        sizes = np.maximum(trace["bytes"][chosen], 0).tolist()
     found: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for step, name, size in zip(numbers, trace.values("collective", chosen), sizes, strict=True):
         if steps[step].get("covered"):
