@@ -167,7 +167,9 @@ def _ends_of_hooks(graph: Graph, nodes: Selection) -> Selection:
     )
 
 
-LEAST, MOST = 2**10, 2**36  # bytes of an all-reduce; no more than a GPU's memory
+# Bytes of an all-reduce; no more than a GPU's memory
+LEAST = 2**10
+MOST = 2**36
 
 
 def bytes_of_duration(old: Selection, cluster: Cluster, members: int) -> list[int]:

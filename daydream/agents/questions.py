@@ -62,7 +62,9 @@ ADDED = {
     "cut": ("object", "Lists of which only the first are here, and how long each is."),
     "falsified_by": ("string", "What would prove the answer wrong."),
 }
-MOST, MOST_WITHIN = 5, 1  # elements of a list, of a list within a list
+# Elements of a list, of a list within a list
+MOST = 5
+MOST_WITHIN = 1
 WHOLE = {"command": 100}  # its words
 LONGEST = 160  # characters of a text; it comes from a trace, whoever wrote that
 LONGER = dict.fromkeys(("notes", "verdict"), 400)

@@ -43,7 +43,9 @@ RESOLVED = 20  # times what the clock resolves: then a run is 5% off at most
 STEADY = 0.1  # of a work's time alone: what varies more by itself cannot tell
 LEAST_PLACES = 10
 CLOCK_NS = 32  # the step of the timer of NVIDIA GPUs, where times are not whole microseconds
-DRAWS, SEED = 400, 0  # of the interval
+# Of the interval
+DRAWS = 400
+SEED = 0
 
 SAME_KERNEL = ("name", "grid", "block", "dtype", "shapes")
 SAME_TRANSFER = ("name", "collective", "bytes", "group")

@@ -355,7 +355,9 @@ ELEMENTWISE = regex(
     r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
 )
 VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
-THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
+# Of torch's element-wise kernels: threads a block, elements a thread
+THREADS = 128
+EACH = 4
 # Since torch 2.7 vectorized kernels have 8 elements a thread (`elems_per_thread`). It shows by vectors of 8
 # (on Hopper and Blackwell), unrolled kernels that name how many elements they have, or CUDA 12.8: torch 2.6
 # was built for 12.6 at most.

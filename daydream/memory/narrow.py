@@ -53,7 +53,10 @@ COMPUTES = r"^aten::(addmm|mm|convolution_backward)$"  # that oneDNN adds up in 
 LAYER = regex(
     r"^aten::mkldnn_rnn_layer(_backward)?$"
 )  # torch's call of it; other recurrent layers have none
-PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
+# Bytes: of a page, of a line of the cache, of a number in 32 bits
+PAGE = 4096
+LINE = 64
+WIDE = 4
 
 
 def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:

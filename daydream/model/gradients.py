@@ -46,7 +46,9 @@ from daydream.model.optimizers import update_of
 
 MIB = 2**20
 MOST_MB = 2**28  # 281 TB of gradients: bytes that a task can hold
-FIRST_BUCKET_MB, BUCKET_MB = 1.0, 25.0  # of DistributedDataParallel where no size is given
+# Of DistributedDataParallel where no size is given
+FIRST_BUCKET_MB = 1.0
+BUCKET_MB = 25.0
 ACCUMULATE = re.compile(r"^(torch::autograd::)?AccumulateGrad$")  # the call in its node
 
 

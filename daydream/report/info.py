@@ -28,7 +28,9 @@ GOOD_REPLAY, FAIR_REPLAY = (
     0.01,
     0.03,
 )  # largest error of a step of which a prediction can be trusted
-ENOUGH_KNOWN, SOME_KNOWN = 0.9, 0.1  # share of the time of which a phase (layer, type) is known
+# Share of the time of which a phase (layer, type) is known
+ENOUGH_KNOWN = 0.9
+SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
 RESTLESS = "the machine was busy during recording, see the note"
 MISSING = {  # what to say where hardly anything is known

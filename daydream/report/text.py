@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 96  # longer lines of text are hard to read
-COLUMNS, LINES = 80, 24  # of a terminal that does not say
-LEAST_WIDTH, LEAST_NAME = 40, 26  # a terminal that is narrower breaks the lines itself
+# Of a terminal that does not say
+COLUMNS = 80
+LINES = 24
+# A terminal that is narrower breaks the lines itself
+LEAST_WIDTH = 40
+LEAST_NAME = 26
 KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
     from daydream.simulate.timeline import Timeline
 
-ON_PATH, INSERTED = 1, 2  # bits of the flags
+# Bits of the flags
+ON_PATH = 1
+INSERTED = 2
 NOT_KNOWN = -1  # what a measured task waited for
 CODES = ("lane", "name", "kind", "phase", "layer", "op", "step")
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from daydream.trace.trace import Trace
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
-LABEL, LAYER, PATH, SOURCE = 34, 40, 50, 90  # characters of names, paths and lines of the program
+# Characters of names, paths and lines of the program
+LABEL = 34
+LAYER = 40
+PATH = 50
+SOURCE = 90
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 MANY = 10

@@ -24,7 +24,10 @@ CONTEXTS = (300 << 20, CLOSE)
 EARLIER = "held before"  # as results name it
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 UNKNOWN = "unknown"
-MOST, MOST_VERBOSE, MOST_USES = 6, 20, 100  # rows
+# Rows
+MOST = 6
+MOST_VERBOSE = 20
+MOST_USES = 100
 LINK = 25  # GB/s: PCIe 4.0 with 16 lanes, as copies of pinned memory reach it
 Use = tuple[str, Sequence[Column], Sequence[Sequence[Any]]]  # a line, heads and rows of a table
 
