@@ -149,7 +149,8 @@ def compile(  # noqa: A001 - the command is `compile`
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
-        said += [_fuse(graph, chains)] if len(chains) else []
+        if len(chains):
+            said.append(_fuse(graph, chains))
     gone = remove_dispatch(graph, parts, graph_breaks)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")

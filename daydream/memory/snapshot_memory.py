@@ -164,7 +164,8 @@ def _requests_of(start: Sequence[Segment]) -> list[Request]:
                 found.append(
                     Request(ALLOCATE, part.id, part.requested, segment.stream, segment.private)
                 )
-                found += [Request(DEFER, part.id)] if part.pending else []
+                if part.pending:
+                    found.append(Request(DEFER, part.id))
     return found
 
 

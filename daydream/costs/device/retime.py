@@ -115,7 +115,8 @@ def say_evidence(graph: Graph, kernels: Selection) -> None:
     """
     told = graph.recorded.metadata.get("counters")
     for sentence in evidence(graph, kernels):
-        graph.facts.rules += [sentence] * (sentence not in graph.facts.rules)
+        if sentence not in graph.facts.rules:
+            graph.facts.rules.append(sentence)
         if told:
             graph.note(sentence)
 

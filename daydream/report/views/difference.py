@@ -316,7 +316,8 @@ def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]
         ("by work", found.ns_by_work),
     ):
         shown = [Row((f"  {name}", None, None, ns)) for name, ns in costs.items() if ns]
-        rows += [Row((head,), style=HEADING), *shown[:top]] if len(shown) > 1 else []
+        if len(shown) > 1:
+            rows += [Row((head,), style=HEADING), *shown[:top]]
     rest = [
         ("other parts", found.others_ns + sum(each.cost_ns for each in less)),
         ("the balanced step", found.balanced_ns),

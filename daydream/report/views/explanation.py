@@ -129,7 +129,8 @@ def explanation(
     others = len(worth) - FIRST_COSTS
     own = set(found.notes) - set(found.replay.notes)
     more = [counted(others, "avoidable cost")] if others > 0 else []
-    more += [counted(len(own), "note")] if own else []
+    if own:
+        more.append(counted(len(own), "note"))
     said = ", ".join([*more, "work and waits off the critical path"])
     return [*blocks, Text(said, "-v adds: ", aside=True), *recording_notes(found.replay.notes)]
 
@@ -293,7 +294,8 @@ def beside(found: Explanation) -> list[str]:
             depth = found.graph.facts.queue_depth
             waited = time_text(launching.queue_wait_ns)
             text += f", {waited} of it waiting for room in the launch queue"
-            text += f" ({counted(depth, 'launch', 'launches')} deep)" if depth else ""
+            if depth:
+                text += f" ({counted(depth, 'launch', 'launches')} deep)"
         said.append(f"{text}.")
     if found.synchronization_wait_ns:
         waited = time_text(found.synchronization_wait_ns)
@@ -396,7 +398,8 @@ def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> list[B
             for each in cost.whatifs[1:]
             if verbose and each.saving_ns is not None and each.saving_ns > 0
         ]
-        saved += f"   (or {listed(others)})" if others else ""
+        if others:
+            saved += f"   (or {listed(others)})"
         blocks.append(Text(f"{_command(told, words)}   saves {saved}", margin=OF_COSTS))
         blocks += code_of(told.code, OF_COSTS)
     return blocks

@@ -105,7 +105,8 @@ def info(found: Info, *, verbose: bool = False) -> list[Block]:
         Facts([each for each in known if each[0] not in hidden]),
         Notes(first),
     ]
-    hidden += [counted(len(notes) - len(first), "note")] if notes[len(first) :] else []
+    if notes[len(first) :]:
+        hidden.append(counted(len(notes) - len(first), "note"))
     return [*blocks, Text(listed(hidden), "-v adds: ", aside=True)] if hidden else blocks
 
 
@@ -129,7 +130,8 @@ def _device(found: Info) -> str:
     known = [*dict.fromkeys(filter(None, known if any(known) else names.values()))]
     text = listed(known) or " ".join(["unnamed", *filter(None, [found.vendor]), "device"])
     text += f", {'device' if len(used) == 1 else 'devices'} {listed(list(map(str, used)))}"
-    text += f" of {len(devices)}" if len(devices) > len(used) else ""
+    if len(devices) > len(used):
+        text += f" of {len(devices)}"
     return text if busy is None else f"{text}, busy {busy:.0%} of the complete steps"
 
 
@@ -140,7 +142,8 @@ def _lanes(found: Info) -> str:
         f"{stream.name} ({counted(stream.tasks, 'task')}, {time_text(stream.busy_ns)})"
         for stream in streams[:MOST_STREAMS]
     ]
-    text += f"; {', '.join(shown)}" if shown else ""
+    if shown:
+        text += f"; {', '.join(shown)}"
     more = len(streams) - MOST_STREAMS
     return text + (f" and {more} more" if more > 0 else "")
 
@@ -222,7 +225,8 @@ def _counters(found: Info, *, verbose: bool) -> str:
     if known is None:
         return NO_COUNTERS if verbose and "kernel" in found.rows_by_kind else ""
     text = f"of {known['kernels']:,} of {counted(known['of'], 'kernel')}: {', '.join(known['quantities'])}"
-    text += f"; sums of kernels {'; '.join(known['windows'])}" if known["windows"] else ""
+    if known["windows"]:
+        text += f"; sums of kernels {'; '.join(known['windows'])}"
     return "\n".join([text, *(counted_sentences(found.trace) if verbose else [])])
 
 
@@ -256,7 +260,8 @@ def _model(parameters: list[dict[str, Any]]) -> str:
     types = listed(sorted({str(one["dtype"]) for one in parameters}))
     text = f"{elements:,} parameters in {counted(len(parameters), 'tensor')}, {types}"
     frozen = sum(not one["requires_grad"] for one in parameters)
-    text += f", {frozen} of the tensors frozen" if frozen else ""
+    if frozen:
+        text += f", {frozen} of the tensors frozen"
     return f"{text}; gradients {bytes_text(sum(one['gradient_bytes'] for one in parameters))}"
 
 
@@ -269,7 +274,8 @@ def _optimizer(optimizer: dict[str, Any]) -> str:
         for name, value in list(known.items())[:MOST_SETTINGS]
     ]
     text = f"{optimizer['name']!s}{' (' + ', '.join(told) + ')' if told else ''}"
-    text += f", {len(groups)} groups (the first one's settings)" if len(groups) > 1 else ""
+    if len(groups) > 1:
+        text += f", {len(groups)} groups (the first one's settings)"
     tensors = sum(group["tensors"] for group in groups)
     return f"{text}, {counted(tensors, 'tensor')}, state {bytes_text(optimizer['state_bytes'])}"
 

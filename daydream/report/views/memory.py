@@ -146,7 +146,8 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
     blocks: list[Block] = [Headline(memory_headline(device))]
     layer = device.peak_layer and f"layer {device.peak_layer}"
     where = [each for each in (device.peak_step, device.peak_phase, layer) if each]
-    blocks += [Text(", ".join(where), "at the peak: ")] if where else []
+    if where:
+        blocks.append(Text(", ".join(where), "at the peak: "))
     allocated = _allocated(device)
     reserved = device.peak_reserved_bytes
     if reserved is not None:
@@ -176,7 +177,8 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
     if set(device.by_kind) - {UNKNOWN}:
         blocks.append(_parts("kind", device.by_kind, most))
     for title, parts in (("phase", device.by_phase), ("layer", device.by_layer)):
-        blocks += [_parts(title, parts, most)] if verbose and len(parts) > 1 else []
+        if verbose and len(parts) > 1:
+            blocks.append(_parts(title, parts, most))
     return [*blocks, *([holders_table(device, most, lines=verbose)] if device.holders else [])]
 
 

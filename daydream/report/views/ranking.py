@@ -91,7 +91,8 @@ def ranking(
     if shown:
         blocks += [curve_table(shown[:top]), Text(CURVES, aside=True)]
         more = len(found.curves) - len(shown[:top])
-        blocks += [Text(f"{counted(more, 'other part')} in --json", aside=True)] if more else []
+        if more:
+            blocks.append(Text(f"{counted(more, 'other part')} in --json", aside=True))
     return [*blocks, *_left_out(found), Notes(found.notes)]
 
 
@@ -218,10 +219,12 @@ def _more(found: Ranking, *, undrawn: bool) -> list[Block]:
     """Return a line on what `-v` adds."""
     left_out = len(found.optimizations_left_out)
     more = ["what each layer and kernel would save"] if found.curves or undrawn else []
-    more += [f"{left_out} that were left out, and why"] if left_out else []
+    if left_out:
+        more.append(f"{left_out} that were left out, and why")
     lines = [f"{head}: {counted(len(names), 'change')}" for head, names in without_gain(found)]
     blocks: list[Block] = [Text("   ".join(lines), aside=True)] if lines else []
-    blocks += [Text("; ".join(more), "-v adds: ", aside=True)] if more else []
+    if more:
+        blocks.append(Text("; ".join(more), "-v adds: ", aside=True))
     notes = about_memory(each.memory for each in found.optimizations)
     return [*blocks, *memory_notes(notes), *recording_notes(found.replay.notes)]
 
@@ -276,9 +279,11 @@ def _left_out(found: Ranking) -> list[Block]:
             others.append((shortened(reason, REASON_WIDTH), name))
     reasons = _by_reason(others)
     shown = [f"{', '.join(names)}: {reason}" for reason, names in reasons[:MOST_REASONS]]
-    shown += [f"these need an option: {', '.join(needed)}"] if needed else []
+    if needed:
+        shown.append(f"these need an option: {', '.join(needed)}")
     more = sum(len(names) for _, names in reasons[MOST_REASONS:])
-    shown += [f"{counted(more, 'other')}; --json says why"] if more else []
+    if more:
+        shown.append(f"{counted(more, 'other')}; --json says why")
     return [Title("left out"), *(Text(said) for said in shown)] if shown else []
 
 
