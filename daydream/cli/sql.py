@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from daydream.cli.commands import command
@@ -48,13 +50,10 @@ def sql(
         raise usage_error("missing argument 'QUERY'; `daydream sql --schema` shows the tables")
     found = request.ask_rows("asking", lambda trace: ask(trace, query, most=most))
 
-    def screen() -> list[Block]:
-        more = (
-            [Text(f"There are more than {most:,} rows: --most asks for them.")]
-            if found.more
-            else []
-        )
-        return [*records({"rows": found.records()}, verbose=out.verbose), *more]
+    def screen() -> Iterator[Block]:
+        yield from records({"rows": found.records()}, verbose=out.verbose)
+        if found.more:
+            yield Text(f"There are more than {most:,} rows: --most asks for them.")
 
     out.emit(found, screen, trace=request.trace, query=query)
 

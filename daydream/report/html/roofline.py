@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,17 +31,19 @@ MOST = 400  # circles: those that take longest
 BOUNDS = "compute", "memory", "latency"
 
 
-def roofline(graph: Graph) -> list[Block]:
+def roofline(graph: Graph) -> Iterator[Block]:
     """Return the picture and what it covers, or why there is none; nothing where there is no kernel."""
     device = device_or_none(graph)
     kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
     total = int(kernels.duration_ns.sum())
     if not total:
-        return []
+        return
     title = Title("Roofline", "roofline-section", HELP)
     points = [] if device is None else points_of(graph, kernels, device)
     if device is None or not points:
-        return [title, Text(NO_PEAKS if device is None else NO_WORK, aside=True)]
+        yield title
+        yield Text(NO_PEAKS if device is None else NO_WORK, aside=True)
+        return
     amounts = work(graph, kernels)
     formats = number_formats(kernels, device)[(amounts.flop > 0) & (amounts.nbytes > 0)]
     used = sorted({name for name in formats.tolist() if name in device.tflops}) or [UNTYPED]
@@ -61,7 +64,9 @@ def roofline(graph: Graph) -> list[Block]:
         "Kernels that only move bytes, or of which one of the two is unknown, are not here."
         f"{shown if len(points) > MOST else ''}"
     )
-    return [title, Text(said, aside=True), Drawing("roofline", drawn)]
+    yield title
+    yield Text(said, aside=True)
+    yield Drawing("roofline", drawn)
 
 
 def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str, Any]]:

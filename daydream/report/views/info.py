@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from math import prod
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ QUESTIONS = {
 TOLD = ("lr", "momentum", "betas", "weight_decay", "foreach", "fused")
 
 
-def info(found: Info, *, verbose: bool = False) -> list[Block]:
+def info(found: Info, *, verbose: bool = False) -> Iterator[Block]:
     """Return whether a trace is good enough, and what it holds; `verbose` all of it, and every note."""
     metadata = found.trace.metadata
     facts = {
@@ -94,20 +95,19 @@ def info(found: Info, *, verbose: bool = False) -> list[Block]:
     notes = [each for each in dict.fromkeys(found.notes) if each not in headline]
     first = notes if verbose else notes[:MOST_NOTES]
     hidden = [] if verbose else [name for name, _ in known if name in DETAILS]
-    blocks: list[Block] = [
-        *map(Text, headline),
-        Title("good enough for"),
-        Facts(
-            [(title, f"{each.answer}: {each.why}") for title, each in verdicts.items()],
-            answers=True,
-        ),
-        Title("recorded"),
-        Facts([each for each in known if each[0] not in hidden]),
-        Notes(first),
-    ]
+    yield from map(Text, headline)
+    yield Title("good enough for")
+    yield Facts(
+        [(title, f"{each.answer}: {each.why}") for title, each in verdicts.items()],
+        answers=True,
+    )
+    yield Title("recorded")
+    yield Facts([each for each in known if each[0] not in hidden])
+    yield Notes(first)
     if notes[len(first) :]:
         hidden.append(counted(len(notes) - len(first), "note"))
-    return [*blocks, Text(listed(hidden), "-v adds: ", aside=True)] if hidden else blocks
+    if hidden:
+        yield Text(listed(hidden), "-v adds: ", aside=True)
 
 
 def _recorded(found: Info) -> str:
