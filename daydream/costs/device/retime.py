@@ -10,7 +10,7 @@ for all others that go from 32 to 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -121,7 +121,7 @@ def say_evidence(graph: Graph, kernels: Selection) -> None:
             graph.note(sentence)
 
 
-def evidence(graph: Graph, kernels: Selection) -> list[str]:
+def evidence(graph: Graph, kernels: Selection) -> Iterator[str]:
     """Return which rule holds for how much of kernels' time, and where counters contradict names.
 
     Args:
@@ -134,13 +134,13 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     time = kernels.duration_ns.astype(np.float64)
     total = time.sum()
     if not total:
-        return []
+        return
     rule = rule_of(graph, kernels)
     share = {name: time[rule == name].sum() / total for name in RULES if (rule == name).any()}
     parts = ", ".join(f"{name} for {part:.1%}" for name, part in share.items())
-    said = [f"What bounds the kernels is known by {parts} of their time."]
+    yield f"What bounds the kernels is known by {parts} of their time."
     if "counters" not in share:
-        return said
+        return
     from daydream.costs.workload.counters import bound_by_l2, reached_l2
 
     told = counted_kind(graph, kernels)
@@ -152,7 +152,7 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     if device is not None and highest is not None:
         near = bound_by_l2(graph, kernels, device.bandwidth) & (told == "memory")
         if near.any():
-            said.append(
+            yield (
                 f"L2 bounds {number_of(int(near.sum()), 'kernel')}, {time[near].sum() / total:.1%} of the "
                 "time: more passes it than memory gives. Its roof is assumed to be the highest rate of this "
                 f"recording, {highest:,.0f} GB/s."
@@ -166,11 +166,10 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
                 f"{int(which.sum()):,} named as {NAMED[name]} are bound by {BY[counters]} "
                 f"({time[which].sum() / total:.1%})"
             )
-        said.append(
+        yield (
             f"Counters contradict the names of {number_of(int(differs.sum()), 'kernel')}, "
             f"{time[differs].sum() / total:.1%} of the time, and decide: {'; '.join(each)}."
         )
-    return said
 
 
 def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:

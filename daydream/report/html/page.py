@@ -9,7 +9,7 @@ Views as HTML by the templates in `assets`, every text escaped: as a page, or fo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -113,34 +113,38 @@ def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
     return (result, None) if isinstance(result, Replay) else (None, None)
 
 
-def _answer(result: object, ranking: Ranking | None, memory: MemoryReport | None) -> list[Block]:
+def _answer(
+    result: object, ranking: Ranking | None, memory: MemoryReport | None
+) -> Iterator[Block]:
     """Return what the page begins with: the answer and its figures; of a result without a step all of it."""
-    if isinstance(result, Replay):
+    if isinstance(result, Replay) and memory is not None:
+        for each in view(memory):
+            if isinstance(each, Headline | Text) and not getattr(each, "aside", False):
+                yield each
+        yield Text(replay_answer(result), "the step: ", aside=True)
+    elif isinstance(result, Replay):
+        yield from opening(Headline(replay_answer(result)), result)
         figures = [*replay_figures(result).figures]
         best = None if ranking is None else best_of(ranking)
         if best is not None:
             figures.append(("best change", speedup_of(best), f"{named(best)}: {answer_text(best)}"))
-        said = opening(Headline(replay_answer(result)), result)
-        if memory is not None:
-            shown = (each for each in view(memory) if isinstance(each, Headline | Text))
-            about = [each for each in shown if not getattr(each, "aside", False)]
-            return [*about, Text(replay_answer(result), "the step: ", aside=True)]
-        return [*said, Figures(figures)]
-    if isinstance(result, Prediction):
+        yield Figures(figures)
+    elif isinstance(result, Prediction):
+        yield from opening(headline(result), result.replay)
+        yield from code_of(result.code)
+        if result.reason is None:
+            yield Text(bottleneck_text(result))
         figures = [*step_figures(result).figures]
         if result.memory is not None:
             change, _, likely = memory_change(result.memory).partition(" (")
             fits = [likely.removesuffix(")"), *verdict(result.memory).split(", ")[1:]]
             peak = change.rpartition(" -> ")[2]
             figures.append(("peak memory", peak, "; ".join(filter(None, fits))))
-        return [
-            *opening(headline(result), result.replay),
-            *code_of(result.code),
-            *([Text(bottleneck_text(result))] if result.reason is None else []),
-            Figures(figures),
-            *(each._replace(aside=True) for each in recorded_step(result)),
-        ]
-    return list(view(result, verbose=True))
+        yield Figures(figures)
+        for line in recorded_step(result):
+            yield line._replace(aside=True)
+    else:
+        yield from view(result, verbose=True)
 
 
 def _about(replay: Replay) -> str:
