@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, take
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.worker import Worker
 from daydream.costs.device.call_scaling import works
@@ -400,7 +400,7 @@ class _Times:
         rows = np.flatnonzero((around == every) & (node < 0) & counts)
         back = np.flatnonzero((node == every) & counts)
         maker = forward_rows(trace, back)
-        owner = np.append(around, -1)[maker]
+        owner = take(around, maker)
         place = np.full(len(trace) + 1, -1)
         place[rows] = np.arange(len(rows))
         mine = np.flatnonzero(place[owner] >= 0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from daydream.arrays import percentile, unique
+from daydream.arrays import percentile, take, unique
 from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernels_are
 from daydream.costs.operators import MATRIX_FAMILIES
@@ -261,8 +261,7 @@ def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
     rows = graph.row[selection.ids]
     if not texts:
         return np.full(len(rows), UNKNOWN, np.int64)
-    codes = np.where(rows >= 0, graph.recorded[column][np.maximum(rows, 0)], UNKNOWN)
-    return np.array([*volumes, UNKNOWN], np.int64)[codes]
+    return take(np.array(volumes), take(graph.recorded[column], rows))
 
 
 def units_of(graph: Graph, device: Device) -> int:

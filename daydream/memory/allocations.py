@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, take
 from daydream.errors import GraphError
-from daydream.memory.enclosing import rows_that, take
+from daydream.memory.enclosing import rows_that
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace

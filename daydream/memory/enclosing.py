@@ -10,20 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, last_before
+from daydream.arrays import distinct_rows, last_before, take
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
-
-
-def take(values: np.ndarray, rows: Any, default: Any = UNKNOWN) -> np.ndarray:
-    """Return the values of some rows, `default` for the row -1: shape of `rows`."""
-    return np.append(values, default)[rows]
 
 
 def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:

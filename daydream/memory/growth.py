@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
@@ -41,7 +41,7 @@ from daydream.memory.allocations import (
     Allocations,
     rounded,
 )
-from daydream.memory.enclosing import has_tensors, rows_that, take
+from daydream.memory.enclosing import has_tensors, rows_that
 from daydream.memory.liveness import in_phase, nearest
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, run_starts
+from daydream.arrays import distinct_rows, run_starts, take
 from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
@@ -37,7 +37,7 @@ from daydream.memory.allocations import (
     on_device,
 )
 from daydream.memory.before import add_held_before
-from daydream.memory.enclosing import Moments, moments, rows_that, take
+from daydream.memory.enclosing import Moments, moments, rows_that
 from daydream.results import Record
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents

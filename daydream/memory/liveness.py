@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from daydream.arrays import take
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
@@ -28,12 +29,7 @@ from daydream.memory.allocations import (
     place_before,
     rounded,
 )
-from daydream.memory.enclosing import (
-    arguments_of,
-    has_tensors,
-    rows_that,
-    take,
-)
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -214,7 +210,7 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
     begins = np.append(held["begin"][order], AFTER)
     behind = np.where(
-        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + STEP
+        take(rank[1:] == rank[:-1], last, False), begins[last + 1], begins[last] + STEP
     )
     found = np.full(len(held), AFTER)
     found[order] = place_before(behind)

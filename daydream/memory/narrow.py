@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, take
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
@@ -35,7 +35,7 @@ from daydream.memory.allocations import (
     parts_of,
     place_before,
 )
-from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
 from daydream.memory.liveness import (
     calls_that_made,
     first_elements,
@@ -220,7 +220,7 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     last = forward_calls(held, at="end")[:size]
     # torch's written-out attention works in 32 bits whatever it is given (attention.cpp).
     in_math = nearest(held, types.math, forward=True)[:size] >= 0
-    into_math = np.append(types.in_math, False)[last] & (last >= 0) & ~in_math
+    into_math = take(types.in_math, last, False) & (last >= 0) & ~in_math
     into_math &= held.where(kind="activation")[:size] & is_float
     saved = (
         held.where(kind="activation")[:size]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET, UnsetType, field
 
+from daydream.arrays import take
 from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
@@ -39,7 +40,7 @@ from daydream.memory.allocations import (
     recorded_reserved,
 )
 from daydream.memory.before import device_bytes
-from daydream.memory.enclosing import argument_bytes, rows_that, take
+from daydream.memory.enclosing import argument_bytes, rows_that
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from daydream.arrays import take
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
@@ -21,7 +22,6 @@ from daydream.memory.allocations import (
     parts_of,
 )
 from daydream.memory.before import let_states_shrink
-from daydream.memory.enclosing import take
 from daydream.memory.liveness import block_of_rows, codes_of_rows, forward_calls, in_phase
 from daydream.trace.schema import PHASES
 

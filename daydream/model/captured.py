@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import take
 from daydream.costs.kernel_names import names_fit
 from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
@@ -54,9 +55,7 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     count = 0
     by = by | captures(graph)
     for each in np.unique(program[program >= 0]).tolist():
-        mine, theirs = (
-            np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by)
-        )
+        mine, theirs = (take(program, made_by[chosen.ids]) == each for chosen in (captured, by))
         held = captured.of(captured.ids[mine], captured.words)
         groups = held.stretches(by.of(by.ids[theirs], "") | _from_outside(held))
         of_task = np.full(graph.size, -1)

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, run_starts
+from daydream.arrays import distinct_rows, run_starts, take
 from daydream.costs.device.call_scaling import memory_bandwidth, works
 from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
@@ -327,7 +327,7 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
     def letter(text: str) -> str:
         return next((key for key, value in words.items() if re.search(value, text)), OTHER)
 
-    found = np.append(of_rows(trace, "name", letter, none=OTHER), OTHER)[rows]
+    found = take(of_rows(trace, "name", letter, none=OTHER), rows, OTHER)
     casts = call_rows(graph, tasks.ids, CAST) >= 0
     # A copy changes no type; what a product casts are its own operands, as autocast makes them.
     found[

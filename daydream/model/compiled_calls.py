@@ -38,7 +38,7 @@ from operator import or_
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, take
 from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.kernels import work
@@ -361,8 +361,8 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
         [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
     )
     goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
-    kept = np.append(keeps[works], False)[last + 1] & goes_on[last]
-    broken = np.append(stays[works], False)[last + 1] * share_broken
+    kept = take(keeps[works], last + 1, False) & goes_on[last]
+    broken = take(stays[works], last + 1, False) * share_broken
     part = np.where(kept, broken, 1.0)
     elements = np.maximum(compiled.input_elements, 0)
     added[compiled.ids[works[last]]] = STORE_NS * part * elements[works[last]]
@@ -389,10 +389,10 @@ def _reads(
     loop = np.cumsum(np.append(False, stays[1:] != stays[:-1]))
     passes = 1 + np.isin(loop, loop[(family == "normalization") & backward])
     sums = np.flatnonzero(np.isin(compiled.op.astype(str), SUMS_OF_GRADIENTS) & backward)
-    following = np.append(sums, len(passes))[np.searchsorted(sums, cuts)]
-    there = np.append(compiled.step, -1)[following] == compiled.step[cuts]
-    alike = np.append(compiled.input_elements, -1)[following] == compiled.input_elements[cuts]
-    again = np.append(passes, 0)[following] * (there & alike)
+    following = take(sums, np.searchsorted(sums, cuts), len(passes))
+    there = take(compiled.step, following) == compiled.step[cuts]
+    alike = take(compiled.input_elements, following) == compiled.input_elements[cuts]
+    again = take(passes, following, 0) * (there & alike)
     return passes[cuts] + again
 
 

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from daydream.arrays import last_before
+from daydream.arrays import last_before, take
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.kernels import updated_mb, weight_products
 from daydream.costs.workload.calls import forward_rows
@@ -428,7 +428,7 @@ def _operator_starts(graph: Graph, gradients: Gradients) -> np.ndarray:
     thread = np.asarray(trace["rank"], np.int64) * (int(trace["tid"].max()) + 2) + trace["tid"]
     start = trace["start_ns"]
     before = last_before(thread[numbered], start[numbered], thread[rows], start[rows] - 1)
-    maker = forward_rows(trace, np.append(numbered, -1)[before])
+    maker = forward_rows(trace, take(numbered, before))
     return np.where((rows >= 0) & (maker >= 0), start[maker], -1)
 
 

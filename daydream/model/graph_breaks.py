@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import take
 from daydream.costs.workload.calls import of_rows
 from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
@@ -131,7 +132,7 @@ def _calls(graph: Graph) -> _Calls | None:
         return None
     cpu = graph.select(kind="cpu", phase="forward")
     rows = graph.row[cpu.ids]
-    call = np.where(rows >= 0, outermost[np.maximum(rows, 0)], -1)
+    call = take(outermost, rows)
     tasks = _overhead(cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls"))
     call = outermost[graph.row[tasks.ids]]
     when = graph.measured_start_ns[tasks.ids]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct
+from daydream.arrays import distinct, take
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.devices import device_of
 from daydream.costs.kernel_names import TO_DEVICE, TO_HOST
@@ -120,7 +120,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     table = _call_table(graph)
     place = np.full(len(trace), -1, np.int64)
     place[table.row] = np.arange(len(table.row))
-    at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
+    at = take(place, rows)
     known = at >= 0
     # A call's overhead is spread over its pieces by their time.
     part = np.zeros(len(old))

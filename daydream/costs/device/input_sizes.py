@@ -26,6 +26,7 @@ from math import ceil, isqrt
 
 import numpy as np
 
+from daydream.arrays import take
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.kernel_names import kernels_are, names_fit
@@ -567,4 +568,4 @@ def _deep(tasks: Selection) -> np.ndarray:
     if not texts:
         return np.ones(len(rows), np.int64)
     depth = np.array([*(int(text.split(",")[-1]) for text in texts), 1], np.int64)
-    return depth[np.where(rows >= 0, trace["grid"][np.maximum(rows, 0)], -1)]
+    return depth[take(trace["grid"], rows)]

@@ -27,6 +27,7 @@ from math import ceil, prod
 
 import numpy as np
 
+from daydream.arrays import take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import shapes_work
@@ -201,7 +202,7 @@ def _of_products(
     if not len(trace):
         return found
     known = calls_of(trace)
-    which = np.where(calls >= 0, known.which[np.maximum(calls, 0)], -1)
+    which = take(known.which, calls)
     seen: dict[tuple[str | None, int], int] = {}
     for index in np.flatnonzero(which >= 0).tolist():
         key = (names[index], int(which[index]))
