@@ -92,8 +92,7 @@ def combinations(
 ) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Return which distinct combination each row of some columns holds, and the combinations, in order."""
     first, number = distinct_rows(columns)
-    firsts = (column[first].tolist() for column in columns)
-    return number, list(zip(*firsts, strict=True))
+    return number, list(zip(*(column[first].tolist() for column in columns), strict=True))
 
 
 def first_of(number: np.ndarray, count: int) -> np.ndarray:
