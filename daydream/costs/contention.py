@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from msgspec import Struct, convert, to_builtins
 
-from daydream.arrays import distinct, percentile, unique
+from daydream.arrays import distinct, percentile, turns, unique
 from daydream.costs.kernels import is_matrix
 from daydream.graph.calls import Coverage, sharing
 from daydream.graph.graph import Graph
@@ -287,7 +287,7 @@ def _places(graph: Graph, tasks: np.ndarray, names: Sequence[str]) -> np.ndarray
     order = np.lexsort((columns["order"][tasks], in_step))
     count = np.bincount(in_step)
     number = np.empty(len(tasks), np.int64)
-    number[order] = np.arange(len(tasks)) - np.repeat(np.cumsum(count) - count, count)
+    number[order] = turns(in_step[order])
     return _numbered(_numbered(kind, count[in_step]), number)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct_rows, take
+from daydream.arrays import distinct, distinct_rows, take, unique
 from daydream.errors import GraphError
 from daydream.memory.enclosing import rows_that
 from daydream.trace.memory_events import MemoryEvents
@@ -405,7 +405,7 @@ def parts_of(held: Allocations, which: np.ndarray, *columns: np.ndarray) -> Part
     np.minimum.at(first, of[mine], begin)
     np.maximum.at(last, of[mine], begin)
     until = np.full(len(keys), AFTER)
-    for rank in np.unique(keys[:, 0]).tolist() if len(keys) else []:
+    for rank in unique(keys[:, 0]).tolist() if len(keys) else []:
         theirs = np.flatnonzero(keys[:, 0] == rank)
         begins = np.sort(held["begin"][held["rank"] == rank])
         at = np.searchsorted(begins, last[theirs], side="right")
@@ -521,6 +521,6 @@ def renumber(held: Allocations) -> None:
     inside = (places > BEFORE) & (places < AFTER)
     if not (places[inside] % STEP).any():
         return
-    _, order = np.unique(places[inside], return_inverse=True)
-    places[inside] = order.reshape(-1) * STEP
+    _, order = distinct(places[inside])
+    places[inside] = order * STEP
     held.columns["begin"], held.columns["end"] = np.split(places, 2)

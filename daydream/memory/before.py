@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
@@ -62,7 +63,7 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
         "operator"
     )
     mine &= np.maximum(trace["rank"], 0) == rank
-    threads = len(np.unique(trace["tid"][mine]))
+    threads = len(unique(trace["tid"][mine]))
     described = description_of(trace, rank, device)
     vendor = str(trace.metadata.get("vendor"))
     capability = (described.get("compute_major", 0), described.get("compute_minor", 0))
@@ -165,7 +166,7 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 def add_from_the_step_before(held: Allocations, rank: int) -> None:
     """Add what the first recorded step holds from the one before it, as the second does from the first."""
     on = on_device(held, rank, HOST)
-    first, *others = np.unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
+    first, *others = unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
     if not others or str(held.trace.metadata["steps"][first].get("name", "")).endswith("#0"):
         return
     rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == others[0]))
@@ -300,7 +301,7 @@ def _bytes(rows: Iterable[Row]) -> int:
 def add_held_before(held: Allocations, events: MemoryEvents) -> None:
     """Add rows for what each device held before the recording began, and say what is not known."""
     held.parameters = {
-        rank: of_rank(held.trace, "parameters", rank) for rank in np.unique(held["rank"]).tolist()
+        rank: of_rank(held.trace, "parameters", rank) for rank in unique(held["rank"]).tolist()
     }
     _own_gradients(held)
     for rank, device in held.devices():
@@ -484,7 +485,7 @@ def _own_gradients(held: Allocations) -> None:
     """Tell whose gradient each one is, by layer and size; those of one step in the order of the metadata."""
     found = np.flatnonzero(is_kind(held, "gradient") & (held["begin"] > BEFORE))
     layers = held.texts("layer")
-    for rank in np.unique(held["rank"][found]).tolist():
+    for rank in unique(held["rank"][found]).tolist():
         owners: dict[tuple[str | None, int], list[int]] = {}
         for number, each in enumerate(held.parameters[rank]):
             device = device_of(each)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, take
+from daydream.arrays import combinations, distinct_rows, first_of, take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
@@ -282,8 +282,8 @@ def fuse(
     order = np.lexsort((trace["start_ns"][calls], chain))
     calls = calls[order]
     chain = chain[order]
-    first, last = (np.full(len(chains), UNKNOWN) for _ in range(2))
-    first[chain[::-1]] = calls[::-1]
+    first = take(calls, first_of(chain, len(chains)))
+    last = np.full(len(chains), UNKNOWN)
     last[chain] = calls
     rows, is_first, is_last = (np.zeros(len(trace) + 1, bool) for _ in range(3))
     rows[calls] = is_first[first[first >= 0]] = is_last[last[last >= 0]] = True
@@ -319,11 +319,10 @@ def drop_scores(held: Allocations) -> None:
     names = trace.text("name")
     texts = trace.text("shapes")
     asked = asking_operators(held, np.arange(len(held)))
-    keys = np.stack([take(trace[column], asked) for column in ("name", "shapes")])
-    distinct, of_key = np.unique(keys, axis=1, return_inverse=True)
+    of_key, distinct = combinations([take(trace[name], asked) for name in ("name", "shapes")])
     shapes = [
         (bare_name(names[name]), _results(names[name], texts[text]) if text >= 0 else [])
-        for name, text in distinct.T.tolist()
+        for name, text in distinct
     ]
     products = {shape for name, found in shapes if operator(name).is_batched for shape in found}
     sums = {(prod(shape), *shape[-2:]) for shape in products}
@@ -340,16 +339,14 @@ def drop_scores(held: Allocations) -> None:
     elements = np.array([
         max((prod(shape) for shape in found if (prod(shape), *shape[-2:]) in scores), default=0)
         for _, found in shapes
-    ], np.int64)[of_key.reshape(-1)]  # fmt: skip
+    ], np.int64)[of_key]  # fmt: skip
     widths = {prod(shape): shape[-1] for shape in of_softmax}
     width = np.array([widths.get(each, 1) for each in elements.tolist()])
     fits = np.zeros(len(held), bool)
     for size in (1, 2, 4):
         fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
     goes = fits & (elements > 0) & held.where(kind=("activation", "temporary"))
-    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[
-        of_key.reshape(-1)
-    ]
+    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[of_key]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
     kept = 4 * elements[saved] // width[saved]
     held.add(saved, bytes=kept, recorded_bytes=kept)

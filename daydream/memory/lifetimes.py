@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, run_starts, take
+from daydream.arrays import distinct_rows, places, run_starts, take, unique
 from daydream.costs.operators import operators_that
 from daydream.costs.workload.calls import innermost_makers, nodes
 from daydream.errors import TraceError
@@ -96,7 +96,7 @@ def _free_after_collectives(held: Allocations, events: MemoryEvents) -> None:
     row = held["begin_row"][lost]
     outer = enclosing(trace["parent"], trace.is_kind("operator"), row, inner=False)
     end = (trace["start_ns"] + trace["duration_ns"])[np.where(outer >= 0, outer, row)]
-    for rank in np.unique(held["rank"][lost]).tolist():
+    for rank in unique(held["rank"][lost]).tolist():
         own = np.flatnonzero(events["rank"] == rank)
         mine = held["rank"][lost] == rank
         after = np.searchsorted(events["time_ns"][own], end[mine], side="right")
@@ -132,7 +132,7 @@ class _Lifetimes:
         self.end_phase = held["end_phase"]
         self.begun = held["begin"] > BEFORE
         self.freed = held["end"] < AFTER
-        ranks, rank = np.unique(held["rank"], return_inverse=True)
+        ranks, rank = places(held["rank"])
         last = np.full(len(ranks), UNKNOWN, np.int64)
         np.maximum.at(last, rank, held["step"])
         self.kept = self.begun & ~self.freed & (held["step"] < last[rank])  # a whole step and more
@@ -289,7 +289,7 @@ def _as_their_like(held: Allocations, kinds: np.ndarray) -> np.ndarray:
 def _edge(rank: np.ndarray, step: np.ndarray, cut: np.ndarray, neighbour: int) -> np.ndarray:
     """Return for each row the last (or, with the neighbour after it, the first) step of its rank."""
     edge = np.full(len(rank), -2, np.int64)
-    for one in np.unique(rank[cut]).tolist():
+    for one in unique(rank[cut]).tolist():
         own = (rank == one) & (step >= 0)
         edge[rank == one] = step[own].max() if neighbour < 0 else step[own].min()
     return edge

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import take
+from daydream.arrays import first_of, places, run_starts, take, unique
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
@@ -205,7 +205,7 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     node = np.where(take(nodes(held.trace), above, False), above, node)
     node = np.where(node >= 0, node, asked)
     rank = held["rank"][order]
-    changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
+    changes = (run_starts(node[::-1]) | run_starts(rank[::-1]))[::-1]
     last = np.where(changes, np.arange(len(order)), len(order))
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
     begins = np.append(held["begin"][order], AFTER)
@@ -273,14 +273,14 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np
     start = trace["start_ns"]
     rank = np.maximum(trace["rank"], 0)
     readers = readers[np.lexsort((readers, start[readers], rank[readers]))]
-    known, of = np.unique(calls, return_inverse=True)
+    known, of = places(calls)
     nbytes = np.full(len(known), UNKNOWN, np.int64)
     for place, call in enumerate(known.tolist()):
         own = readers[rank[readers] == rank[call]] if call >= 0 else readers[:0]
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
             nbytes[place] = _read_bytes(trace, int(own[at]))
-    return rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
+    return rounded(nbytes[of], held["device"][rows]) == held["recorded_bytes"][rows]
 
 
 def _read_bytes(trace: Trace, row: int) -> int:
@@ -334,7 +334,7 @@ class KeptCalls:
         own = self.freed_by[rows] >= 0
         ends = np.full(len(held), BEFORE)
         np.maximum.at(ends, rows[own], self.done[chosen][own])
-        found = np.unique(rows[own])
+        found = unique(rows[own])
         held["end"][found] = np.minimum(held["end"][found], ends[found])
 
     def keep(self, held: Allocations, rows: np.ndarray, which: np.ndarray | None = None) -> None:
@@ -367,9 +367,8 @@ class KeptCalls:
             held: the allocations.
             nbytes: int64, shape (calls,).
         """
-        like = np.full(len(self), UNKNOWN)
         mine = np.flatnonzero(self.calls.of >= 0)
-        like[self.calls.of[mine][::-1]] = mine[::-1]
+        like = take(mine, first_of(self.calls.of[mine], len(self)))
         have = self.node > BEFORE
         begin = self.calls.first[have]
         end = self.node[have]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, take
+from daydream.arrays import distinct_rows, run_starts, take, turns
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
@@ -122,10 +122,9 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
     mine = np.flatnonzero(computed)
     keys = [held[name][mine] for name in ("rank", "repeat", "begin_row")]
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
-    same = np.all(
-        [held[name][mine][1:] == held[name][mine][:-1] for name in ("repeat", "begin_row")], axis=0
-    )
-    last = mine[np.append(~same, True)[: len(mine)]]  # of each call
+    backwards = mine[::-1]
+    last = run_starts(held["repeat"][backwards]) | run_starts(held["begin_row"][backwards])
+    last = mine[last[::-1]]  # of each call
     found = np.array(
         [_scratch_bytes(held.trace, row) for row in held["begin_row"][last].tolist()], np.int64
     )
@@ -299,13 +298,9 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
     first: autograd runs the youngest nodes first (torch/csrc/autograd/engine.cpp).
     """
     behind = next_call(held, rows)
-    order = np.lexsort((-held["begin"][rows], behind))
-    first = (
-        np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
-    )
-    begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    order = np.argsort(-held["begin"][rows], kind="stable")
     turn = np.empty(len(rows), np.int64)
-    turn[order] = np.arange(len(rows)) - begins
+    turn[order] = turns(behind[order])
     at = between(behind + STEP, turn + 1, len(rows) + 1)
     held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=at + 1, kind="temporary")
     held["begin"][rows] = at
@@ -364,18 +359,17 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     """
     outer = types.outermost[maker]
     product = (maker >= 0) & types.in_product[maker] & (held["begin"] > BEFORE)
-    keys = np.stack([held["repeat"], outer], axis=1)
     rows = np.flatnonzero(product)
-    found, group = np.unique(keys[rows], axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    each, group = distinct_rows([held["repeat"][rows], outer[rows]])
+    call = outer[rows[each]]
     backward = held["phase"][rows] == PHASES.index("backward")
     begin = held["begin"][rows]
     behind = next_call(held, rows)
-    first = np.full(len(found), AFTER)
-    done = np.full(len(found), BEFORE)
+    first = np.full(len(call), AFTER)
+    done = np.full(len(call), BEFORE)
     np.minimum.at(first, group[~backward], begin[~backward])
     np.maximum.at(done, group[backward], behind[backward])
-    leader = np.full(len(found), UNKNOWN)
+    leader = np.full(len(call), UNKNOWN)
     order = np.argsort(-begin, kind="stable")
     order = order[~backward[order]]
     leader[group[order]] = rows[order]
@@ -383,12 +377,12 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     passes = parts_of(held, held.where(phase="forward"), held["step"])
     ends = np.where(passes.of >= 0, place_before(take(passes.until, passes.of, 0)), held["end"])
     ends = np.maximum(ends[leader[there]], done[there])
-    _hold(types, leader[there], found[there, 1], types.weight_elements, first[there], ends)
+    _hold(types, leader[there], call[there], types.weight_elements, first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
-    begins = there[take(types.is_first | types.reads_result, found[there, 1], False)]
+    begins = there[take(types.is_first | types.reads_result, call[there], False)]
     ends = np.maximum(done[begins], first[begins])
     read = partial(first_elements, held.trace)
-    _hold(types, leader[begins], found[begins, 1], read, first[begins], ends)
+    _hold(types, leader[begins], call[begins], read, first[begins], ends)
 
 
 def _hold(

@@ -418,9 +418,7 @@ def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
-    total[rows] += np.array(
-        [sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64
-    ).reshape(-1)
+    total[rows] += np.array([sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64)
     return rows, total, asked
 
 

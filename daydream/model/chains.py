@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, run_starts, take
+from daydream.arrays import distinct_rows, places, run_starts, take, unique
 from daydream.costs.device.call_scaling import memory_bandwidth, works
 from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
@@ -232,9 +232,9 @@ def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:
     starts = np.append(0, np.cumsum(chains.sizes))[:-1]
     longest = _longest_call(chains) if on_cpu else np.maximum.reduceat(parts.duration_ns, starts)
     rate = memory_bandwidth(graph, "cpu" if on_cpu else "gpu")
-    texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
+    texts, which = places(parts.shapes.astype(str))
     sizes = [max(map(prod, shapes_in(text)), default=-1) for text in texts.tolist()]  # -1: unknown
-    largest = np.maximum.reduceat(np.array(sizes, np.int64)[which.reshape(-1)], starts)
+    largest = np.maximum.reduceat(np.array(sizes, np.int64)[which], starts)
     widths = [
         np.array([itemsize(name) or 0 for name in ends.dtype.tolist()])
         for ends in _typed_ends(chains)
@@ -395,7 +395,7 @@ def can_fuse(groups: Groups) -> Groups:
         allowed &= np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
     allowed[number[np.isin(tasks.ids, _unfusible(tasks).ids)]] = False
     lane = columns["lane"][groups.first().ids]
-    for each in np.unique(lane).tolist():
+    for each in unique(lane).tolist():
         mine = np.flatnonzero(lane == each)
         mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
         from daydream.costs.device.fusion import parting_calls

@@ -38,7 +38,7 @@ from operator import or_
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, take
+from daydream.arrays import distinct_rows, places, take, unique
 from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.kernels import work
@@ -294,7 +294,7 @@ def _library_calls(graph: Graph) -> str:
     trace = graph.recorded
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
-    names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
+    names = {trace.text("name")[code] for code in unique(trace["name"][matrix]).tolist()}
     # What calls others, a compiler takes apart: what does the work is within.
     stay = sorted(name for name in names if "composite" not in operator(name).traits)
     return "^(" + "|".join(stay) + ")$" if stay else "(?!)"
@@ -354,12 +354,10 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     forward = library.where(phase="forward")
     share_broken = 0.0
     if breaks and len(forward):
-        products = len(np.unique(call_rows(graph, forward.ids))) / len(forward.group_by("step"))
+        products = len(unique(call_rows(graph, forward.ids))) / len(forward.group_by("step"))
         share_broken = min(1.0, breaks / max(products - 1, 1))
     # By the next call of the pass that does work.
-    passes = np.stack(
-        [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
-    )
+    passes = np.stack([compiled.step[works], places(compiled.phase[works])[1]])
     goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
     kept = take(keeps[works], last + 1, False) & goes_on[last]
     broken = take(stays[works], last + 1, False) * share_broken
@@ -455,7 +453,7 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
 def _loops(compiled: Selection, library: Selection) -> np.ndarray:
     """Return the number of the loop that each task would be in: between two library calls of a pass."""
     stays = np.isin(compiled.ids, library.ids)
-    passes = np.stack([stays, compiled.step, np.unique(compiled.phase, return_inverse=True)[1]])
+    passes = np.stack([stays, compiled.step, places(compiled.phase)[1]])
     return np.cumsum(np.append(False, (passes[:, 1:] != passes[:, :-1]).any(axis=0)))
 
 
@@ -496,7 +494,7 @@ def channels_last_factors(library: Selection) -> np.ndarray:
     factors = np.ones(len(library))
     rows = call_rows(graph, library.ids, CONVOLUTION)
     shapes = np.where(rows >= 0, trace["shapes"][rows], -1)
-    for code in np.unique(shapes[shapes >= 0]).tolist():
+    for code in unique(shapes[shapes >= 0]).tolist():
         arguments = parse_shapes(trace.text("shapes")[code]) or []
         for phase, place in WEIGHT.items():
             weight = arguments[place] if len(arguments) > place else None

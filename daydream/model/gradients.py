@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from daydream.arrays import last_before, take
+from daydream.arrays import last_before, places, run_starts, take, unique
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.kernels import updated_mb, weight_products
 from daydream.costs.workload.calls import forward_rows
@@ -39,6 +39,7 @@ from daydream.costs.workload.operator import itemsize
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import instances, shapes_in
 from daydream.graph.graph import Graph
+from daydream.graph.select import in_program_order
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU, KERNEL, phase_code
 from daydream.model.optimizers import ACCUMULATE as NODE_OF_GRADIENT
@@ -121,7 +122,7 @@ def _last_of_layers(graph: Graph, tasks: np.ndarray) -> tuple[np.ndarray, np.nda
             "AccumulateGrad nor parameters; record it with `daydream collect`"
         )
     tasks = tasks[graph.layer[tasks] >= 0]
-    tasks = tasks[np.lexsort((tasks, graph.order[tasks]))][::-1]
+    tasks = in_program_order(graph, tasks)[::-1]
     key = graph.layer[tasks].astype(np.int64) * (2**31) + graph.step[tasks]
     tasks = tasks[np.unique(key, return_index=True)[1]]
     return tasks, np.array([*sizes.values()], np.int64)[graph.layer[tasks]]
@@ -307,7 +308,7 @@ def gradients_of(
         nodes, makers, nbytes = gradients(graph)
     except NotApplicableError as error:
         nodes, _ = _accumulating(graph)
-        nodes = nodes[np.lexsort((nodes, graph.order[nodes]))]
+        nodes = in_program_order(graph, nodes)
         makers = _makers(graph, nodes)
         if not len(nodes) and not graph.recorded.is_kind("operator").any():
             nodes = makers = weight_products(graph)
@@ -328,10 +329,8 @@ def gradients_of(
             raise GraphError(
                 f"gradient_mb must be above 0 and at most {MOST_MB:,}, not {gradient_mb:g}"
             )
-        steps, place = np.unique(graph.step[nodes], return_inverse=True)
-        nbytes = np.rint(gradient_mb * MIB / np.bincount(place, minlength=len(steps)))[
-            place
-        ].astype(np.int64)
+        _, place = places(graph.step[nodes])
+        nbytes = np.rint(gradient_mb * MIB / np.bincount(place)[place]).astype(np.int64)
     if not nbytes.any():
         raise NotApplicableError("this trace has no gradients of parameters")
     ready = nbytes > 0
@@ -349,7 +348,7 @@ def _of_last_pass(graph: Graph, nodes: np.ndarray) -> np.ndarray:
     ]
     part = np.searchsorted(graph.order[forward], graph.order[nodes])
     kept = np.ones(len(nodes), bool)
-    for step in np.unique(graph.step[nodes]).tolist():
+    for step in unique(graph.step[nodes]).tolist():
         here = np.flatnonzero(graph.step[nodes] == step)
         passes, sizes = np.unique(part[here], return_counts=True)
         if len(passes) > 1 and (sizes == sizes[0]).all():
@@ -395,7 +394,7 @@ def first_parameter_uses(graph: Graph, gradients: Gradients) -> Selection:
     cpu = cpu[np.argsort(graph.measured_start_ns[cpu], kind="stable")]
     ranks = np.array([lane.rank for lane in graph.lanes], np.int64)
     place = graph.step.astype(np.int64) * (ranks.max() + 1) + ranks[graph.lane]
-    for each in np.unique(place[nodes]).tolist():
+    for each in unique(place[nodes]).tolist():
         here = np.flatnonzero(place[nodes] == each)
         mine = users[place[users] == each]
         calls = cpu[place[cpu] == each]
@@ -592,7 +591,7 @@ def graph_walks(graph: Graph) -> Selection:
     nodes = np.isin(host, graph.select(kind="cpu", name=NODE).ids)
     lane = graph.lane[host]
     phase = graph.phase[host]
-    forward = np.unique(lane[phase == phase_code("forward")])
+    forward = unique(lane[phase == phase_code("forward")])
     found = []
     for each in forward.tolist():
         mine = np.flatnonzero(lane == each)
@@ -604,9 +603,9 @@ def graph_walks(graph: Graph) -> Selection:
         inside = np.flatnonzero(
             np.isin(number, number[begins]) & (phase[mine] == phase_code("backward"))
         )
-        last = inside[np.flatnonzero(np.append(np.diff(number[inside]) != 0, True))[: len(inside)]]
+        last = inside[run_starts(number[inside][::-1])[::-1]]
         found += [host[mine[begins[begins > 0] - 1]], host[mine[last]]]
-    ids = np.unique(np.concatenate(found)) if found else host[:0]
+    ids = unique(np.concatenate(found)) if found else host[:0]
     return graph.tasks(ids.tolist())
 
 

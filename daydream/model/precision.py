@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from daydream.arrays import distinct, percentile, unique
+from daydream.arrays import distinct, percentile, run_starts, unique
 from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.device.roofline import Change, Correction, device_or_none, runs_in_tf32
@@ -210,7 +210,7 @@ def weight_casts(matrix: Selection) -> tuple[Selection, np.ndarray]:
     ids = [first.ids]
     sizes = [weight]
     if len(nodes):
-        by_step = np.lexsort((np.arange(len(first)), first.step))
+        by_step = np.argsort(first.step, kind="stable")
         turned = np.lexsort((-np.arange(len(nodes)), nodes.step))
         same = np.array_equal(first.step[by_step], nodes.step[turned])
         mean = int(weight[weight > 0].mean()) if (weight > 0).any() else -1
@@ -240,7 +240,7 @@ def border_kernel_ns(kernels: Selection, to_16: np.ndarray, matrix: Selection) -
     own = kernels.duration_ns
     product = np.isin(kernels.ids, matrix.ids)
     previous = np.append(0, np.where(product, 0, own)[:-1])
-    previous[np.append(True, kernels.step[1:] != kernels.step[:-1])] = 0
+    previous[run_starts(kernels.step)] = 0
     return np.where(to_16, previous, own)
 
 

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from daydream.arrays import places, run_starts
 from daydream.files.atomic import write_whole
 from daydream.graph.calls import Coverage, device_work
 from daydream.graph.plan import Cause
@@ -356,9 +357,9 @@ class _Process:
     def _open(self, name: str, begin: np.ndarray, end: np.ndarray) -> Iterator[Event]:
         """Return how many intervals are open, wherever that changes."""
         change = np.repeat([1, -1], len(begin))
-        at, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
-        level = np.cumsum(np.bincount(place.reshape(-1), weights=change).astype(np.int64))
-        differs = np.append(True, level[1:] != level[:-1])[: len(level)]
+        at, place = places(np.concatenate([begin, end]))
+        level = np.cumsum(np.bincount(place, weights=change).astype(np.int64))
+        differs = run_starts(level)
         yield from self._counter(name, at[differs], level[differs])
 
     def _counter(self, name: str, at: np.ndarray, values: np.ndarray) -> Iterator[Event]:

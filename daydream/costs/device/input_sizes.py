@@ -26,7 +26,7 @@ from math import ceil, isqrt
 
 import numpy as np
 
-from daydream.arrays import take
+from daydream.arrays import take, unique
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
 from daydream.costs.kernel_names import kernels_are, names_fit
@@ -150,7 +150,7 @@ def samples_per_step(graph: Graph, unit: str = "samples") -> int | None:
     order = graph.columns["order"][passes.ids].argsort()
     backward = (passes.phase == "backward")[order]
     begun = (backward[1:] & ~backward[:-1]).sum()
-    trained = np.unique(passes.step[order[backward]])
+    trained = unique(passes.step[order[backward]])
     # A step of several batches, or ranks, covers more than the batch that shapes show.
     if not begun or begun > len(trained) or len(graph.select(kind="collective")):
         return None
@@ -462,7 +462,7 @@ class _Kernels:
         self.batch = np.where(self.product & batched, _deep(tasks), 1)
         self.fused = kernels_are(tasks, "attention")
         self.reduces = kernels_are(tasks, "softmax", "reduction")
-        self.steps = max(len(np.unique(tasks.step)), 1)
+        self.steps = max(len(unique(tasks.step)), 1)
         lane = tasks.graph.lane[tasks.ids]
         self.order = np.lexsort((tasks.graph.order[tasks.ids], lane))
         split = kernels_are(tasks, "partial sum")[self.order]

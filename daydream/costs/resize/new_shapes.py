@@ -30,7 +30,7 @@ import numpy as np
 from daydream.arrays import take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import shapes_work
+from daydream.costs.workload.operator import by_thread, shapes_work
 from daydream.costs.workload.shapes import (
     Amount,
     Argument,
@@ -149,8 +149,7 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
         ]
     )
     mask = np.zeros(len(trace), bool)
-    keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
-    rows = calls.rows[np.lexsort([np.asarray(key)[calls.rows] for key in keys])]
+    rows = by_thread(trace, calls.rows)
     kind = kinds[trace["name"][rows]] if len(kinds) else np.zeros(len(rows), int)
     thread = trace["tid"][rows]
     products = np.flatnonzero(kind == 1)

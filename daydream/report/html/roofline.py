@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.device.retime import rule_of
 from daydream.costs.device.roofline import device_or_none
 from daydream.costs.kernels import bound, number_formats, work
@@ -81,16 +82,16 @@ def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str
     kind = bound(graph, kernels, device=device).kind[chosen]
     counted = rule_of(graph, kernels)[chosen] == "counters"
     columns = [graph.columns[name][kernels.ids[chosen]] for name in ("name", "layer")]
-    groups, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    first, group = distinct_rows(columns)
 
     def sums(values: np.ndarray) -> list[int]:
-        found = np.zeros(groups.shape[1], np.int64)
-        np.add.at(found, group.reshape(-1), values)
+        found = np.zeros(len(first), np.int64)
+        np.add.at(found, group, values)
         return list(found.tolist())
 
     names, layers = (
-        [printable(["", *graph.texts[name]][code + 1]) for code in codes]
-        for name, codes in zip(("name", "layer"), groups.tolist(), strict=True)
+        [printable(["", *graph.texts[name]][code + 1]) for code in column[first].tolist()]
+        for name, column in zip(("name", "layer"), columns, strict=True)
     )
     bounds = zip(*(sums(np.where(kind == each, time, 0)) for each in BOUNDS), strict=True)
     amount = [amounts.flop[chosen], amounts.nbytes[chosen], time, np.ones_like(time), counted]

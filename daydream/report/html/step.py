@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daydream.arrays import run_starts, unique
 from daydream.costs.kernels import bound
 from daydream.errors import NotApplicableError
 from daydream.graph.plan import Cause
@@ -172,7 +173,7 @@ class StepPath:
         columns = self.timeline.graph.columns
         lane = columns["lane"][self.task]
         phase = columns["phase"][self.task]
-        first = np.flatnonzero(np.append(True, (lane[1:] != lane[:-1]) | (phase[1:] != phase[:-1])))
+        first = np.flatnonzero(run_starts(lane) | run_starts(phase))
         if len(first) > MOST_STRETCHES:
             long = np.zeros(len(first), bool)
             time = np.add.reduceat(self.ns, first)
@@ -185,8 +186,8 @@ class StepPath:
         part = slice(begin, end)
         task = self.task[part]
         delay = self.delay_ns[part]
-        lanes = np.unique(graph.columns["lane"][task])
-        phases = np.unique(graph.columns["phase"][task])
+        lanes = unique(graph.columns["lane"][task])
+        phases = unique(graph.columns["phase"][task])
         names, texts = coded(graph, "name", task)
         by_name = np.bincount(names + 1, self.ns[part], len(texts) + 1)
         cause = int(np.bincount(self.cause[part], delay, len(Cause)).argmax())
@@ -348,7 +349,7 @@ def _kernels(sides: Sequence[StepPath], which: str) -> Iterator[Block]:
 def _bounds(path: StepPath) -> dict[str | None, str]:
     graph = path.timeline.graph
     task = path.timeline.task[path.inside]
-    kernels = Selection(graph, np.unique(task[graph.columns["kind"][task] == KERNEL]))
+    kernels = Selection(graph, unique(task[graph.columns["kind"][task] == KERNEL]))
     try:
         kinds = bound(graph, kernels).kind.tolist()
     except NotApplicableError:
