@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread
+from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread, with_sync
 
 from daydream import GraphError, NoMatchError, NotApplicableError, simulate
 
@@ -94,6 +94,17 @@ def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
     assert starts(graph)["k"] == 24
     named(graph, "a").move("copies")
     assert starts(graph)["k"] == 24
+
+
+def test_a_call_that_waited_for_another_lane_does_not_wait_for_what_is_there_forever():
+    #  thread 1  |launch a|launch x|sync|: for stream 8, where x takes 90. First a moves, then x
+    graph = launched("a 20")
+    put(graph, "x", "stream 8", 90, launch_after=named(graph, "launch a"))
+    with_sync(graph, "stream 8")
+    named(graph, "a").move("copies")
+    assert starts(graph)["sync"] == 6 + 4 + 90
+    named(graph, "x").move("elsewhere", held_for=False)
+    assert starts(graph)["sync"] == 6 + 6
 
 
 # -- waits and edges ---------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """What ties streams together: event waits, CUDA graphs, collectives. Times in us, sums written out."""
 
+import numpy as np
 import pytest
 from rule_traces import graph_trace, ranks_trace, waiting_trace
 from small_graphs import kernels, named
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import build
+from daydream.graph.rules.streams import _typical
 
 # -- event waits -------------------------------------------------------------------------------------
 
@@ -238,3 +240,8 @@ def test_ranks_that_run_different_collectives_are_left_apart_and_it_is_said():
     graph = build(ranks_trace(other="gather"))
 
     assert any("different collectives" in note for note in graph.facts.notes)
+
+
+@pytest.mark.parametrize(("samples", "cost"), [([5, 7], 42), ([5, 900, 7], 7), ([-1, 5, 7, 1001], 42)])
+def test_three_samples_below_the_largest_make_a_typical_cost(samples, cost):
+    assert _typical(np.array(samples), 1000, 42) == cost
