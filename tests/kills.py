@@ -15,9 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # pytest has this folder on its path
 
-from killed.forked_commands import load
-from killed.killing import kill_many
-from killed.racing import race
+from killed.killing import kill_many, load, race
 from machine.programs import PROGRAMS
 
 

@@ -85,29 +85,6 @@ def test_work_that_does_not_repeat_has_no_iterations():
     assert begins(np.random.default_rng(3).integers(0, 50, 5000).tolist()) == []
 
 
-def test_layers_of_many_launches_with_a_short_head_are_not_taken_for_iterations():
-    layer = np.random.default_rng(1).integers(0, 30, 57).tolist()
-    for layers, head in ((24, 2), (24, 4), (32, 8), (3, 3)):
-        iteration = [*range(30, 30 + head), *layer * layers]
-
-        assert begins(iteration * 7) == every(len(iteration), 0, 7), (layers, head)
-
-
-def test_launches_more_or_less_do_not_displace_later_iterations():
-    rng = np.random.default_rng(4)
-    layer = rng.integers(0, 30, 40).tolist()
-    iteration = [30, 31, *layer * 12, 32, 33]
-    works, expected = [], []
-    for _ in range(30):
-        expected.append(len(works))
-        this = list(iteration)
-        if rng.random() < 0.3:
-            this.insert(int(rng.integers(60, 400)), 34)
-        works += this
-
-    assert begins(works) == expected
-
-
 def test_a_phase_between_does_not_end_the_search():
     #  ten iterations, an evaluation, ten iterations
     rng = np.random.default_rng(6)
@@ -126,25 +103,6 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     works = [3, 4, *[0, 1, 2, 3, 4] * 6, 0, 1]
 
     assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
-
-
-def with_calls(recording, start_ns, duration_ns):
-    """Add runtime calls that launch nothing."""
-    count = len(start_ns)
-    for name, values in {
-        "kind": np.zeros(count, int), "name": np.full(count, 3), "start_ns": np.asarray(start_ns),
-        "duration_ns": np.full(count, duration_ns), "correlation": np.arange(900, 900 + count),
-    }.items():  # fmt: skip
-        recording.columns[name] = np.append(recording.columns[name], values)
-    return recording
-
-
-def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
-    #  0 1 2 s | 0 1 2 s | 0 1 2 s | 0 1 2 s s: the last synchronize of all is the profiler's
-    ends = [turn * 3 * EVERY + CALL for turn in range(1, 5)]
-    recording = with_calls(launches([0, 1, 2] * 4), [*(end + 5 for end in ends), ends[-1] + 700], 30)
-
-    assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
 
 
 def test_without_a_device_the_outermost_operators_tell_the_iterations():
@@ -185,7 +143,7 @@ def shared(name):
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
     if ".sqlite" in name:
-        from nsys_database import read_nsys as read
+        from collect.nsys_database import read_nsys as read
     else:
         from daydream.collect.importers.kineto.reader import read_kineto as read
     return read(path)

@@ -7,13 +7,12 @@ import gzip
 from pathlib import Path
 
 import pytest
-from shared import refusals, refused, shared_trace
-from test_rocprof import row_of
-from xspace import PlaneWriter, field, training, write
+from collect.test_rocprof import row_of
+from collect.xspace import PlaneWriter, field, training, write
+from shared import refused, shared_trace
 
 import daydream
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.hlo import (
     Told,
     kernel_of,
@@ -60,12 +59,6 @@ def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
     device = {"id": 0, "name": name, "multiprocessors": 108, "memory_bytes_per_second": 2_000_000_000_000}
     assert trace.metadata["devices"] == [device]
     assert "secret" not in str(trace.metadata)
-
-
-def test_transformations_tell_phases_and_scopes_tell_layers(trace):
-    first, second = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "ampere_bf16_s16816gemm_1")
-    assert [trace.values("phase")[row] for row in (first, second)] == ["forward", "backward"]
-    assert [trace.values("layer")[row] for row in (first, second)] == ["MLP.Dense_0"] * 2
 
 
 @pytest.mark.parametrize(
@@ -117,16 +110,6 @@ def test_a_folder_that_jax_logs_to_is_its_last_profile(tmp_path):
     assert len(import_trace([tmp_path]).metadata["steps"]) == 4
 
 
-def test_a_recording_of_a_small_model_on_the_cpu():
-    assert format_of(CPU) == "xplane"
-    trace = import_trace([CPU])
-
-    assert [step["name"] for step in trace.metadata["steps"]] == [f"train step {n}" for n in range(4)]
-    assert trace.metadata["vendor"] == "cpu"
-    assert {"dot"} <= set(trace.values("op"))
-    assert daydream.replay(trace).measured_ns > 0
-
-
 def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     empty = write(tmp_path / "e.xplane.pb", b"")
     assert "is empty" in refused(empty)
@@ -134,10 +117,6 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     assert "is of a TPU" in refused(write(tmp_path / "t.pb", field(1, PlaneWriter("/device:TPU:0").done())))
     assert "cut off or damaged" in refused(write(tmp_path / "c.xplane.pb", training()[:-40]))
     assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
-
-
-def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
-    assert len(refusals(tmp_path / "d.xplane.pb", training(2), 300)) > 100
 
 
 @pytest.mark.parametrize(
@@ -284,30 +263,3 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
     assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
     assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
     assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel", "dtype"),
-    [
-        ("a10g_conv2d", "gemm_fusion_dot_1", "float32"),  # in a CUDA graph: told by the kernel's name
-        ("mi300x_jax_te_fused_attn_training", "gemm_fusion_dot", "bfloat16"),
-        ("mi300x_jax0.8_conv_8gpu", "loop_transpose_fusion", "bfloat16"),
-    ],
-)
-def test_public_profiles_tell_element_types(name, kernel, dtype):
-    trace = public(name)
-    rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
-    found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
-    assert found == {dtype}
-
-
-def test_a_collective_has_the_elements_that_its_program_gives_it(tmp_path):
-    weights = instruction("grads", "parameter", 1, shape(11, 300, 1000))
-    reduced = instruction("all-reduce.1", "all-reduce", 2, shape(11, 300, 1000), takes=(1,))
-    computation = field(3, field(2, weights) + field(2, reduced) + field(5, 1))
-    programs, _ = metadata_plane(field(1, computation))  # a module without a name, as the rows name none
-    trace = import_trace([write(tmp_path / "t.xplane.pb", training() + programs)])
-
-    rows = trace.is_kind("collective")
-    assert set(trace["elements"][rows].tolist()) == {300_000}
-    assert set(trace["bytes"][rows].tolist()) == {1_200_000}

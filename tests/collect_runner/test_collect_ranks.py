@@ -160,15 +160,6 @@ def test_processes_that_train_apart_are_not_one_job(folder):
     assert len(ranks_and_steps(done.trace())) == 1
 
 
-def test_stop_after_ends_every_rank(folder, port):
-    script = str(EXAMPLES / "train_ddp.py")
-    arguments = ["--stop-after", "--nproc-per-node", "2", "-o", "t.parquet", script, "--steps", "100000"]
-    done = folder.collect(*arguments, PET_MASTER_PORT=port)
-
-    assert done.code == 0, done.err
-    assert sorted(ranks_and_steps(done.trace("t.parquet"))) == [0, 1]
-
-
 def test_a_sharded_model_gives_one_trace(folder, port):
     folder.script(
         """

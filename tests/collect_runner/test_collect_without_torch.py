@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from daydream.collect.launcher import runner
-from daydream.errors import OutputError
 
 FAILED, USAGE = 1, 2
 PLAIN = {"begin": ""}
@@ -23,12 +22,6 @@ def test_a_script_without_torch_is_told_so_and_nothing_is_written(folder):
     assert (done.code, done.out) == (FAILED, "done\n")
     assert done.err.splitlines()[-1].startswith("error: the script never imported torch")
     assert sorted(path.name for path in folder.path.iterdir()) == ["train.py"]
-
-
-def test_the_scripts_own_failure_keeps_its_code(folder):
-    folder.script("import sys; sys.exit(7)", **PLAIN)
-
-    assert folder.collect("train.py").code == 7
 
 
 def test_json_prints_one_object_whatever_the_script_prints(folder):
@@ -84,11 +77,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused(ask, folder):
     locked.mkdir(mode=0o500)
 
     assert "cannot write locked" in ask("-o", "locked/t.parquet", "train.py").err
-
-
-def test_no_trace_folder_means_no_run(tmp_path):
-    with pytest.raises(OutputError, match="cannot write"):
-        runner.collect([sys.executable, "-c", ""], tmp_path / "gone" / "t.parquet", runner.Recording())
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])

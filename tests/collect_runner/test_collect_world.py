@@ -202,15 +202,6 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
     assert "Traceback" not in done.err
 
 
-@pytest.mark.slow
-def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
-    folder.script("for _ in range(40): step()")
-    done = folder.collect("--world", "4", "train.py")
-
-    assert "never called torch.distributed.init_process_group" in done.err
-    assert (done.err.count("Traceback"), list(folder.path.glob("*.parquet"))) == (0, [])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,11 +1,9 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from graph.jobs import job
-from graph.small_traces import call, kernel, launched, note, op, trace
+from graph.small_traces import call, kernel, launched, op, trace
 from machine.programs import PROGRAMS
 from shared import shared_replay
 from view_text import view_text
@@ -62,15 +60,6 @@ def test_the_critical_path_adds_up_to_the_step():
     }  # fmt: skip
     assert explanation.step_ns == explanation.replayed_ns == 100_000
     assert [each.share for each in explanation.causes] == [0.6, 0.32, 0.06, 0.02]
-
-
-def test_a_figure_names_the_tasks_it_was_read_from():
-    explanation = daydream.explain(repeated(two_streams, 100))
-    shares = {each.cause: each for each in explanation.causes}
-
-    assert shares[KERNELS].selected.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
-    assert shares["data loading"].selected.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares[KERNELS].selected.words == f"{KERNELS.label} on the critical path"
 
 
 def test_cpu_and_device_that_wait_for_each_other_take_turns():
@@ -211,23 +200,6 @@ def test_a_cpu_that_launches_slowly_is_launch_bound():
     assert cost.saving_ns == alone.replayed_ns - alone.predicted_ns > 0.5 * explanation.replayed_ns
 
 
-def test_a_long_pause_is_told_with_what_its_absence_would_save():
-    def step(at, number):
-        return [
-            op("aten::add", at, at + 1000, op="aten::add", phase="forward"),
-            launched("k", at + 4000, at + 4006, at + 4010, phase="forward"),
-            op("rest", at + 4005, at + 5000, op="rest", phase="other"),
-        ]
-
-    explanation = daydream.explain(repeated(step, 5000))
-
-    cost = found(explanation, "idle gap")
-    assert (cost.cost_ns, cost.saving_ns) == (3_000_000, 3_000_000)
-    assert cost.best is None  # no change of the list removes it: a person has to look
-    assert "whatif scale" not in view_text(explanation)
-    assert "see what this thread does there" in " ".join(view_text(explanation).split())
-
-
 def test_work_between_batches_is_told_where_the_program_is_known():
     line = "prepare.py(12): prepare"
 
@@ -297,34 +269,6 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
     assert "None" not in text
 
 
-def test_a_ranges_own_time_is_untraced_python_no_operator():
-    #  forward 0 .. 100, in it an operator of 40 us: 60 us of Python
-    explanation = daydream.explain(
-        repeated(lambda at, _: [note("forward", at, at + 100), op("aten::mm", at + 30, at + 70)], 100)
-    )
-    assert causes(explanation) == {PathCause.UNTRACED: 60_000, PathCause.OPERATORS: 40_000}
-
-
-def waits_for_the_other_rank(graph):
-    """Let rank 1's all-reduce take 60, and rank 0's next kernel wait for it."""
-    transfers = graph.select(kind="collective").where(lambda tasks: tasks.row >= 0)
-    other = transfers.where(lambda tasks: tasks.rank == 1)
-    other.scale(3)
-    kernels = graph.select(name="^k$").where(lambda tasks: tasks.rank == 0)
-    graph.link(other.ids[:-1], kernels.ids[1:])
-
-
-def test_communication_counts_collectives_of_other_ranks_that_the_step_waits_for():
-    #  rank 0  |k 50|1|reduce 20|          |1|k 50|1|...       a step of 50 + 1 + 60 + 1
-    #  rank 1  |k 50|1|reduce 60           |1|k 50|1|...
-    explanation = daydream.explain(daydream.replay(job(5, cpu=(10, 10))), waits_for_the_other_rank)
-    communication = explanation.communication
-
-    assert explanation.step_ns == 112_000
-    # Rank 0's steps end with its own 20, and 40 more of rank 1's pass before the next kernel.
-    assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (60_000, 60_000, 0)
-
-
 def answer(left):
     return WhatIfResult("scale", {"factor": 0.0}, 100, left)
 
@@ -359,21 +303,6 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
     assert bounded(shares, without_cpu=without_cpu, without_device=without_device) == expected
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["h800_deepseek_train_dualpipe_rank0of64", "a100_ddp_rank0of2_record_param_comms"],
-)
-def test_sentence_table_and_ranking_say_the_same(name):
-    replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
-    explanation = daydream.explain(replay)
-    ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)
-
-    assert ranking.bound == explanation.bound
-    opposite = {"GPU": "CPU", "CPU": "GPU"}.get(explanation.bound, "")
-    if explanation.bound_share(opposite) > 0.6:  # then the sentence says why
-        assert "the critical path runs" in verdict(explanation)
-
-
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
 
 
@@ -404,21 +333,6 @@ def test_a_product_far_below_the_peak_is_told():
 
 
 @pytest.mark.parametrize(
-    ("shapes", "metadata"),
-    [(None, V100), ("[[1024,1024],[1024,1024]]", {}), ("[[1024,512],[1024,1024]]", V100)],
-)
-def test_without_shapes_or_a_known_device_nothing_is_said(shapes, metadata):
-    assert daydream.explain(recorded(shapes, **metadata)).kernels == ()
-
-
-def test_kernels_of_a_public_trace_reach_a_part_of_the_peak():
-    explanation = daydream.explain(shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz"))
-
-    assert {each.name for each in explanation.kernels} >= {"volta_scudnn"}
-    assert all(0.3 < each.share_of_peak <= 1 for each in explanation.kernels)
-
-
-@pytest.mark.parametrize(
     ("name", "told"),
     [
         ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)", 547_000),
@@ -440,35 +354,6 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 def replay(request):
     name = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
-
-
-@pytest.fixture(scope="module")
-def ranking(replay):
-    return daydream.rank(replay, pairs=0, with_curves=False)
-
-
-def test_each_line_of_code_has_one_row(ranking):
-    lines = Counter(each.code for each in ranking.optimizations if each.code)
-    assert {line for line, rows in lines.items() if rows > 1} == set()
-    assert "restructured-batchnorm" not in {each.optimization for each in ranking.optimizations}
-
-
-def test_the_loader_is_ranked_with_the_workers_that_explain_asks_about():
-    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
-    first = daydream.rank(replay, pairs=0, with_curves=False).optimizations[0]
-    assert (first.optimization, first.options) == ("dataloader", {"workers": 8})
-
-
-def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason():
-    replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
-    left_out = daydream.rank(replay, pairs=0, with_curves=False).left_out
-    for name in ("fused-cross-entropy", "foreach-optimizer"):
-        assert left_out[name].endswith("is for a GPU, and this trace has no GPU work")
-    assert "`rank --all`" in left_out["restructured-batchnorm"]
-    every = daydream.rank(replay, pairs=0, with_curves=False, every=True)
-    assert "foreach-optimizer" in {each.optimization for each in every.optimizations}
-    asked = [each.optimization for cost in daydream.explain(replay).avoidable for each in cost.whatifs]
-    assert not {"fused-cross-entropy", "foreach-optimizer"} & set(asked)
 
 
 def test_a_line_of_code_names_the_optimizer_of_the_script():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from small_graphs import named
-from small_traces import launched, total, trace
+from small_traces import total, trace
 
 from daydream.graph.build import RULES, build
 
@@ -20,7 +20,10 @@ def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
     at = [name for name, _ in RULES].index("latencies") - 1
     rules = (*RULES[:at], ("polls", names["follow_polled"]), *RULES[at:])
     monkeypatch.setattr("daydream.graph.build.RULES", rules)
-    recorded = trace(launched("a", 0, 10, 50), launched("poll", 20, 51, 60, stream=23))
+    recorded = trace("""
+        launch a 0 10 50
+        launch poll 20 51 60 stream=23
+    """)
     ends = []
     for without in ([], ["polls"]):
         graph = build(recorded, without=without)

@@ -1,6 +1,5 @@
 """Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
 
-import numpy as np
 import pytest
 from small_graphs import named
 from small_traces import note, op, trace, with_steps
@@ -110,13 +109,6 @@ def test_a_pool_thread_that_notes_its_end_late_is_done_when_its_waiter_goes_on()
     assert {step.error for step in daydream.replay(graph).steps} == {0}
 
 
-def test_what_a_pool_thread_copies_in_a_collective_is_part_of_it():
-    graph = build(job(inside=True))
-
-    assert len(graph.select(name="aten::copy_")) == 0
-    assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
-
-
 def test_a_call_of_another_name_is_the_one_before():
     # gloo runs a reduce-scatter as an all-reduce, of other sizes
     recorded = job(called="reduce_scatter")
@@ -126,25 +118,6 @@ def test_a_call_of_another_name_is_the_one_before():
     assert (calls >= 0).all()
     assert (recorded["start_ns"][rows] - recorded["start_ns"][calls] == 1000 * QUEUED).all()
     assert {step.error for step in daydream.replay(build(recorded)).steps} == {0}
-
-
-def test_one_rank_keeps_its_waiting_as_recorded():
-    graph = build(job(ranks=(0,), work=(100,)))
-
-    assert len(named(graph, "arrival")) == 0
-    assert (transfers(graph).duration_ns == 1000 * TRANSFER).all()
-    assert settle(graph).step_ns == step_of(job(ranks=(0,), work=(100,)))
-
-
-def test_where_a_wait_cannot_be_told_it_is_said():
-    recorded = job()
-    names = recorded.columns["name"].copy()
-    copies = np.flatnonzero(names == recorded.code("name", "copy"))
-    recorded.texts["name"] = [*recorded.text("name"), *(f"copy {n}" for n in range(len(copies)))]
-    names[copies] = len(recorded.text("name")) - len(copies) + np.arange(len(copies))
-    recorded.columns["name"] = names  # no step is like another
-
-    assert any("could not be found" in remark for remark in build(recorded).facts.notes)
 
 
 def broadcast(*, root_done):

@@ -2,12 +2,11 @@
 
 import pytest
 from small_graphs import named
-from small_traces import PID, call, launched, row, total, trace
+from small_traces import launched, total, trace
 
 from daydream import build, simulate
 from daydream.graph.build import RULES
 from daydream.graph.plan import Cause
-from daydream.trace.schema import OFF_CPU
 
 
 def member(rank, start, end, **columns):
@@ -22,13 +21,6 @@ def two_ranks(**metadata):
         launched("a", 0, 10, 20, rank=0), member(0, 21, 91),
         launched("a", 0, 10, 70, rank=1), member(1, 71, 91), **metadata,
     )  # fmt: skip
-
-
-def test_blocked_time_is_of_threads_and_not_of_what_ranks_do_together():
-    blocked = [row("blocked", OFF_CPU, 30, 80, rank=rank, pid=PID, tid=1) for rank in (0, 1)]
-    rows = [launched("a", 0, 10, 20, rank=0), member(0, 21, 91), launched("a", 0, 10, 70, rank=1)]
-    graph = build(trace(rows, member(1, 71, 91), blocked))
-    assert transfers(graph) == {0: 20, 1: 20}
 
 
 def test_a_root_that_ended_before_the_last_arrived_did_not_wait():
@@ -48,9 +40,11 @@ def test_a_stream_waits_for_no_collective_of_another_rank():
     #  rank 1  stream 7   |a: 10 to 20|  (a stream wait at 30)  |b: 42 to 50|
     rows = [
         member(0, 10, 40, stream=20),
-        launched("a", 0, 10, 20, rank=1),
-        call("cudaStreamWaitEvent", 30, 31, rank=1),
-        launched("b", 32, 42, 50, rank=1),
+        """
+            launch a 0 10 20 rank=1
+            call cudaStreamWaitEvent 30 31 rank=1
+            launch b 32 42 50 rank=1
+        """,
     ]
     graph = build(trace(*rows))
     assert not len(graph.waits)

@@ -48,13 +48,6 @@ def test_calls_of_one_name_have_their_identifiers_in_turn():
     ]
 
 
-def test_by_order_every_row_has_its_place():
-    trace = kernels(["x", "y", "x", "y"]).attach_handles(MAP, "order")
-    assert trace["handle"].tolist() == [0, 1, 0, 1]
-    some = kernels(["x", "y", "x", "y"]).attach_handles(MAP, "order", rows=[1, 3])
-    assert some["handle"].tolist() == [-1, 0, -1, 1]
-
-
 def test_by_graph_node_id():
     nodes = DebugHandleMap({5: [Handle("aten::mm", "a")], 9: [Handle("aten::mm", "b")]})
     trace = kernels(["x", "y", "z"], graph_id=[1, 1, 1], graph_node=[9, -1, 5])
@@ -81,14 +74,6 @@ def test_what_cannot_be_joined_is_refused():
         trace.set_handles(MAP, np.array([1]))
 
 
-def test_a_map_is_saved_with_its_trace(tmp_path):
-    trace = kernels(["fused_a", "fused_a"]).attach_handles(MAP)
-    trace.save(tmp_path / "t.parquet")
-    read = Trace.load(tmp_path / "t.parquet")
-    assert read.handles == MAP
-    assert read["handle"].tolist() == [0, 1]
-
-
 def ranks(*maps):
     """Two kernels on each rank, with the map of each."""
     traces = []
@@ -99,12 +84,6 @@ def ranks(*maps):
         )
         traces.append(trace if handles is None else trace.attach_handles(handles, "order"))
     return join_ranks(traces)
-
-
-def test_ranks_that_compiled_the_same_share_one_map():
-    joined = ranks(MAP, None, MAP)
-    assert joined.handles == MAP
-    assert joined["handle"].tolist() == [0, 1, -1, -1, 0, 1]
 
 
 def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():

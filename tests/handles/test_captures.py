@@ -112,20 +112,6 @@ def test_node_mappings_of_inductor_give_operators(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "kernels"),
-    [
-        ("jit_training_debug_handles", 5),
-        ("jit_cuda_no_handles", 4),
-        ("aot_cuda", 4),
-        ("aot_debug_handles", 5),
-    ],
-)
-def test_public_node_mappings_are_read(folder, kernels):
-    path = shared_trace(f"formats/inductor/{folder}/inductor_provenance_tracking_node_mappings.json")
-    assert len(read_handles(path)) == kernels
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ('{"cppCodeToPost": [1]}', "no node mapping of Inductor"),

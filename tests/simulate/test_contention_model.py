@@ -62,16 +62,6 @@ def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
     assert found["next"] == (125, 145)  # beside the second transfer, at half speed
 
 
-def test_a_transfer_on_another_device_or_rank_slows_nothing():
-    for lane in (Lane("there", device=1, on_device=True), Lane("there", rank=1, on_device=True)):
-        graph = Graph()
-        here = graph.add_lane(Lane("here", device=0, on_device=True))
-        there = graph.add_lane(lane)
-        graph.insert("kernel", kind="kernel", lane=here, duration_ns=100)
-        graph.insert("transfer", kind="collective", lane=there, duration_ns=50)
-        assert spans(graph, 2)["kernel"] == (0, 100)
-
-
 def test_a_transfer_that_waits_for_another_rank_slows_nothing_before_it_begins():
     #  rank 1  |late 60            |
     #  rank 0  |kernel 100                |     the transfer of 40 begins at 60
@@ -83,16 +73,6 @@ def test_a_transfer_that_waits_for_another_rank_slows_nothing_before_it_begins()
     graph.insert("transfer", kind="collective", lane=link, duration_ns=40, after=[1])
     # 60 alone, 20 in the 40 of the transfer, 20 alone
     assert spans(graph, 2) == {"kernel": (0, 120), "late": (0, 60), "transfer": (60, 100)}
-
-
-def test_only_kernels_are_slowed_and_each_by_its_own_factor():
-    graph = beside(100, 1000)
-    graph.insert("copy", kind="memcpy", lane="stream 9", duration_ns=100)
-    graph.insert("call", kind="cpu", lane="thread 1", duration_ns=100)
-    graph.insert("other", kind="kernel", lane="stream 10", duration_ns=100)
-    found = spans(graph, np.array([1.5, 9, 9, 9, 3]))
-    ends = {name: end for name, (_, end) in found.items()}
-    assert ends == {"kernel": 150, "transfer": 1000, "copy": 100, "call": 100, "other": 300}
 
 
 def test_a_recorded_duration_already_holds_its_overlap():
@@ -117,16 +97,6 @@ def test_an_edited_duration_keeps_the_share_that_was_overlapped():
     longer = before.copy()
     longer.select(kind="kernel").scale(3)  # 150 of work, 50 of them while the transfer lasts
     assert spans(longer, 2, untouched=before)["kernel"] == (0, 200)
-
-
-def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
-    before = beside(100, 100)
-    split = before.copy()
-    split.select(kind="collective").remove()
-    split.insert("part", kind="collective", lane="stream 8", duration_ns=100)
-    assert spans(split, 1, 2, untouched=before)["part"] == (0, 100)
-    alone = spans(split, 1, 2)
-    assert alone["part"] == (0, 150)  # the first 100 at half speed
 
 
 # laws -------------------------------------------------------------------------------------------
