@@ -242,7 +242,8 @@ def keep(asking: Asking, revision: str, public: dict[str, list[list[Any]]]) -> N
         name: {question: _numbers(one) for question, one in each.items()} for name, each in found.items()
     }
     traces = {name: {"sha": sha(asking.traces[name]), "answers": numbers[name]} for name in sorted(numbers)}
-    document = {"revision": revision, "truths": public, "traces": traces}
+    named = subprocess.check_output(["git", "rev-parse", "--short=8", revision], cwd=ROOT, text=True).strip()
+    document = {"revision": named, "truths": public, "traces": traces}
     KEPT.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), 9, mtime=0))
 
 
@@ -261,7 +262,7 @@ def compare(before: Found, now: Found, truths: dict[str, list[Truth]]) -> Totals
     totals = Totals()
     for trace, answers in before.items():
         measured = {asked(truth.name, truth.options): truth for truth in truths.get(trace, [])}
-        there = now.get(trace)
+        there = now.get(trace, {})
         for question, answer in answers.items() if there else []:
             new = there.get(question, {"refused": "not asked any more"})
             _compare(totals, Row(trace, question, "", None, None), answer, new, measured.get(question))
