@@ -143,10 +143,12 @@ def memory_after(
     if not stays:  # a case that differs in nothing has the peak that is expected
         cases: list[Case] = [case for case in ("least", "most") if case in after.doubted_cases]
         ends = [after_bytes, *(peak(changed(held, changes, case)) for case in cases)]
-        low, high = min(ends), max(ends)
+        low = min(ends)
+        high = max(ends)
     if not stays and not _same(held, after):
         own = round(after_bytes * after.own_error)
-        low, high = max(low - own, 0), high + own
+        low = max(low - own, 0)
+        high = high + own
     # What the allocator has besides what tensors hold stays. Of 60 changes measured on an H200 (validation/h200)
     # nine of ten then come within 10%, of a replay of the changed requests within 28 % (public pairs alike).
     reserved = reserved_after = _reserved_bytes(held, *now, before_bytes)
@@ -246,8 +248,7 @@ def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) 
 
         usage = reserved_for(held, rank, device)
         held.worked_out[key] = None if usage is None else usage.peak_reserved_bytes
-    known: int | None = held.worked_out[key]
-    return known
+    return held.worked_out[key]
 
 
 def worst_device(held: Allocations) -> tuple[int, int]:
