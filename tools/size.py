@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(112_200, 55, 10.24),
     "reading and recording": Budget(133_680, 79, 9.50),
-    "knowledge": Budget(200_600, 105, 10.78),
+    "knowledge": Budget(200_120, 105, 10.77),
     "surface": Budget(106_900, 70, 9.70),
     "world": Budget(17_400, 11, 9.96),
     "plan": Budget(10_960, 9, 10.87),
