@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(200_120, 105, 10.77),
     "surface": Budget(106_900, 70, 9.70),
     "world": Budget(17_400, 11, 9.96),
-    "plan": Budget(10_960, 9, 10.87),
+    "plan": Budget(10_090, 7, 10.72),
     "product": Budget(581_700, 329, 10.13),
     "tests": Budget(392_700, 329, 10.69),
     "benchmarks, validation, tools": Budget(7_150, 42, 0.00),
