@@ -40,7 +40,7 @@ BUDGETS = {
     "world": Budget(17_400, 11, 9.96),
     "plan": Budget(10_960, 9, 10.87),
     "product": Budget(581_700, 329, 10.13),
-    "tests": Budget(392_700, 329, 10.69),
+    "tests": Budget(323_800, 208, 10.56),
     "benchmarks, validation, tools": Budget(7_345, 42, 0.00),
     "README and docs": Budget(36_190, 35, 0.00),
     "C": Budget(186, 2, 0.00),
