@@ -196,7 +196,7 @@ def _call_table(graph: Graph) -> _Table:
     overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
     fitted = np.zeros(count, bool)
     for name in unique(names).tolist():
-        members = np.flatnonzero(names == name)
+        members = names == name
         found = _intercept(amount[members], time[members])
         if found is not None:
             overhead[members] = min(found, float(time[members].min()))
