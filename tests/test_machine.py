@@ -54,88 +54,93 @@ def times(rows):
 
 
 NODES = [("a", 10), ("b", 10)]
-CASES = {  # what a step does, the depth of the queue, then (start, end) of its calls and of its device work
+MADE = {
+    "launch": launch, "memset": memset, "memcpy": memcpy, "record": record, "wait": wait, "free": free,
+    "device_sync": device_sync, "stream_sync": stream_sync, "event_sync": event_sync, "read_word": read_word,
+    "graph": lambda stream: graph_launch(stream, NODES),
+    "writing": lambda stream, name, ns: launch(stream, name, ns, writes="word"),
+}  # fmt: skip
+CASES = {  # what a step does, then begin and end of its calls and of its device work, and the queue's depth
     #  main      |launch a 6|launch b 6|
     #  stream 7      |a 3|        |b 3|
     "a kernel starts a latency after its launch began, even before the call returns": (
-        [launch(7, "a", 3), launch(7, "b", 3)], 100, [(0, 6), (6, 12)], [(4, 7), (10, 13)]),
+        "launch 7 a 3, launch 7 b 3", "0-6 6-12", "4-7 10-13"),
     #  main      |launch a 6|launch b 6|
     #  stream 7      |a 20          |1|b 20
     "kernels of a stream follow each other with the spacing between them": (
-        [launch(7, "a", 20), launch(7, "b", 20)], 100, [(0, 6), (6, 12)], [(4, 24), (25, 45)]),
-    "streams run beside each other": (
-        [launch(7, "a", 20), launch(8, "b", 20)], 100, [(0, 6), (6, 12)], [(4, 24), (10, 30)]),
+        "launch 7 a 20, launch 7 b 20", "0-6 6-12", "4-24 25-45"),
+    "streams run beside each other": ("launch 7 a 20, launch 8 b 20", "0-6 6-12", "4-24 10-30"),
     #  main      |a 6|b 6|c: wait 12, 6 |          depth 2: c is taken when a ends, at 24
     #  stream 7     |a 20    |1|b 20     |1|c 20
     "a launch that finds the queue full blocks at entry and then takes its cost": (
-        [launch(7, "a", 20), launch(7, "b", 20), launch(7, "c", 20)], 2,
-        [(0, 6), (6, 12), (12, 24 + 6)], [(4, 24), (25, 45), (46, 66)]),
+        "launch 7 a 20, launch 7 b 20, launch 7 c 20", "0-6 6-12 12-24+6", "4-24 25-45 46-66", 2),
     "each stream has a queue of its own": (
-        [launch(7, "a", 90), launch(7, "b", 90), launch(8, "c", 9)], 2,
-        [(0, 6), (6, 12), (12, 18)], [(4, 94), (95, 185), (16, 25)]),
+        "launch 7 a 90, launch 7 b 90, launch 8 c 9", "0-6 6-12 12-18", "4-94 95-185 16-25", 2),
     #  memset 4-44; the copy is taken at 44, runs 48-88; c is taken at 88
     "copies and memsets take queue slots, too": (
-        [memset(7, 40, 64), memcpy(7, "htod_pinned", 40, 64), launch(7, "c", 1)], 1,
-        [(0, 5), (5, 44 + 7), (51, 88 + 6)], [(4, 44), (48, 88), (92, 93)]),
+        "memset 7 40 64, memcpy 7 htod_pinned 40 64, launch 7 c 1",
+        "0-5 5-44+7 51-88+6", "4-44 48-88 92-93", 1),
     #  main      |graph 9|graph: wait 15, 9|
     #  stream 7     |a 10|b 10|               depth 1: the slot is free when b ends, at 24
     "a graph launch is one call, one slot and many kernels": (
-        [graph_launch(7, NODES), graph_launch(7, NODES)], 1,
-        [(0, 9), (9, 24 + 9)], [(4, 14), (14, 24), (28, 38), (38, 48)]),
+        "graph 7, graph 7", "0-9 9-24+9", "4-14 14-24 28-38 38-48", 1),
     #  main      |a 6|b 6|sync: 3, wait, 4|
     #  stream 7     |a 20      |
     #  stream 8         |b 40               |
     "a synchronize of the device takes its entry, then waits for all, then its return": (
-        [launch(7, "a", 20), launch(8, "b", 40), device_sync()], 100,
-        [(0, 6), (6, 12), (12, 50 + 4)], [(4, 24), (10, 50)]),
+        "launch 7 a 20, launch 8 b 40, device_sync", "0-6 6-12 12-50+4", "4-24 10-50"),
     "a synchronize of a stream waits for that one": (
-        [launch(7, "a", 20), launch(8, "b", 40), stream_sync(7)], 100,
-        [(0, 6), (6, 12), (12, 24 + 4)], [(4, 24), (10, 50)]),
-    "a synchronize with nothing to wait for takes entry and return": ([device_sync()], 100, [(0, 3 + 4)], []),
-    "a free waits for the whole device": (
-        [launch(8, "a", 20), free()], 100, [(0, 6), (6, 24 + 3)], [(4, 24)]),
+        "launch 7 a 20, launch 8 b 40, stream_sync 7", "0-6 6-12 12-24+4", "4-24 10-50"),
+    "a synchronize with nothing to wait for takes entry and return": ("device_sync", "0-3+4", ""),
+    "a free waits for the whole device": ("launch 8 a 20, free", "0-6 6-24+3", "4-24"),
     #  main      |a 6|record 2|b 6|sync 3, wait, 4|
     #  stream 7     |a 20        |1|b 20
     "an event synchronize waits only for the work before the record": (
-        [launch(7, "a", 20), record("e", 7), launch(7, "b", 20), event_sync("e")], 100,
-        [(0, 6), (6, 8), (8, 14), (14, 24 + 4)], [(4, 24), (25, 45)]),
+        "launch 7 a 20, record e 7, launch 7 b 20, event_sync e", "0-6 6-8 8-14 14-24+4", "4-24 25-45"),
     #  main      |a 6|copy 7, wait, 5|
     #  stream 7     |a 20        |1|copy 10|
     "a pageable copy blocks until its own end": (
-        [launch(7, "a", 20), memcpy(7, "dtoh_pageable", 10, 4), launch(7, "b", 1)], 100,
-        [(0, 6), (6, 35 + 5), (40, 46)], [(4, 24), (25, 35), (44, 45)]),
+        "launch 7 a 20, memcpy 7 dtoh_pageable 10 4, launch 7 b 1",
+        "0-6 6-35+5 40-46", "4-24 25-35 44-45"),
     "a pinned copy does not": (
-        [launch(7, "a", 20), memcpy(7, "htod_pinned", 10, 4), launch(7, "b", 1)], 100,
-        [(0, 6), (6, 13), (13, 19)], [(4, 24), (25, 35), (36, 37)]),
+        "launch 7 a 20, memcpy 7 htod_pinned 10 4, launch 7 b 1", "0-6 6-13 13-19", "4-24 25-35 36-37"),
     #  main      |a 6|record 2|b 6|wait 2|c 6|
     #  stream 7     |a 20        |1|b 20       the event is a's end
     #  stream 8                  |2|c 5
     "a stream waits for the event as it was recorded last": (
-        [launch(7, "a", 20), record("e", 7), launch(7, "b", 20), wait(8, "e"), launch(8, "c", 5)], 100,
-        [(0, 6), (6, 8), (8, 14), (14, 16), (16, 22)], [(4, 24), (25, 45), (24 + 2, 31)]),
-    "waiting for an event that was never recorded does nothing": (
-        [wait(8, "e"), launch(8, "c", 5)], 100, [(0, 2), (2, 8)], [(2 + 4, 11)]),
+        "launch 7 a 20, record e 7, launch 7 b 20, wait 8 e, launch 8 c 5",
+        "0-6 6-8 8-14 14-16 16-22", "4-24 25-45 24+2-31"),
+    "waiting for an event not recorded does nothing": ("wait 8 e, launch 8 c 5", "0-2 2-8", "2+4-11"),
     #  a 4-54; stream 8 is past its wait at 56
     "an event recorded behind a wait is complete no sooner than what was waited for": (
-        [launch(7, "a", 50), record("e", 7), wait(8, "e"), record("f", 8), event_sync("f")], 100,
-        [(0, 6), (6, 8), (8, 10), (10, 12), (12, 56 + 4)], [(4, 54)]),
+        "launch 7 a 50, record e 7, wait 8 e, record f 8, event_sync f",
+        "0-6 6-8 8-10 10-12 12-56+4", "4-54"),
     #  |read 2|spins until the kernel ends|
     "a thread spins until a kernel has written its word": (
-        [launch(7, "a", 20, writes="word"), read_word("word"), launch(7, "b", 1)], 100,
-        [(0, 6), (24, 30)], [(4, 24), (28, 29)]),
+        "writing 7 a 20, read_word word, launch 7 b 1", "0-6 24-30", "4-24 28-29"),
     "or sleeps between two looks at it": (
-        [launch(7, "a", 20, writes="word"), read_word("word", 10), launch(7, "b", 1)], 100,
-        [(0, 6), (26, 32)], [(4, 24), (30, 31)]),
+        "writing 7 a 20, read_word word 10, launch 7 b 1", "0-6 26-32", "4-24 30-31"),
 }  # fmt: skip
+
+
+def made(text):
+    """Return the instructions of a text."""
+    words = [each.split() for each in text.split(", ")]
+    return [MADE[name](*(int(arg) if arg.isdigit() else arg for arg in args)) for name, *args in words]
+
+
+def at(text):
+    """Return times from text: `0-6 6-24+3`."""
+    return [tuple(sum(map(int, side.split("+"))) for side in each.split("-")) for each in text.split()]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_calls_and_device_work_take_their_time(case):
-    step, depth, host, device = CASES[case]
-    result = run(*step, depth=depth)
+    step, host, device, *depth = CASES[case]
+    result = run(*made(step), depth=(depth or [100])[0])
 
-    assert times(result.host) == host
-    assert times(result.device) == device
+    assert times(result.host) == at(host)
+    assert times(result.device) == at(device)
 
 
 def test_a_row_tells_how_long_it_was_blocked():

@@ -111,7 +111,8 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
         held.where(kind="activation", phase=PASSES[0]) & on_gpu & (held["step"] == step)
     )
     saved = saved[np.argsort(held["begin"][saved], kind="stable")]
-    place = parts.places(np.array([*map(parts.number, held.texts("layer"))])[saved], 0)
+    layers = held.texts("layer")
+    place = parts.places([layers[row] for row in saved.tolist()], 0)
     np.add.at(parts.saved, place, held["bytes"][saved])
     places, now = held.held(0, 0)
     besides = []  # of parameters, gradients and state: while computing, and in the update
@@ -150,7 +151,6 @@ def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
         if getattr(of, axis) == len(one["ranks"]) > 1
     ]
     axis_of = {name: (members, axis) for name, members, axis in groups}  # what its name says, last
-    numbers = np.array([*map(parts.number, graph.texts["layer"]), -1])
     ids = graph.ids[~graph.in_background[graph.ids]]
     steps = np.flatnonzero(covered_steps(graph)).tolist()
     update = np.zeros(2)
@@ -164,7 +164,7 @@ def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
         of_step = ids[graph.step[ids] == step]
         for back, phases in enumerate(PASSES):
             mine = of_step[np.isin(graph.phase[of_step], [*map(phase_code, phases)])]
-            place = parts.places(numbers[graph.layer[mine]], back)
+            place = parts.places(graph.tasks(mine).layer, back)
             np.add.at(parts.ns[:, back], place, took(mine))
             sent = graph.kind[mine] == COLLECTIVE
             tasks = graph.tasks(mine[sent])

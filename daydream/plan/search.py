@@ -327,7 +327,7 @@ def plan(
     say = progress or (lambda *_: None)
     job.prepare(every, found.capacity_bytes, engine, partial(say, "emulating"))
     impossible = Counter[str]()
-    known = _answered(every, map(_tried(job.memory_bytes), every), impossible)
+    known = _answers(job.memory_bytes, every, impossible)
     if not known:
         limited = "no division of so many GPUs is within the limits"
         reasons = [*impossible, few] if every else [limited, few]
@@ -345,14 +345,15 @@ def plan(
         if each in fits
         and not {replace(each, checkpointing=False), replace(each, offload=False)} - {each} & fits
     ]
-    answers = map_on(engine, _tried, job.predict, wanted, progress=partial(say, "predicting"))
-    found.candidates = [*_answered(wanted, answers, impossible).values()]
+    predicting = partial(say, "predicting")
+    answers = _answers(job.predict, wanted, impossible, engine, predicting)
+    found.candidates = [*answers.values()]
     seen = len(every), dict(impossible), len(known) - len(fits), len(fits) - len(wanted)
     found.seen = Seen(*seen, len(found.candidates))
     found.candidates.sort(key=lambda each: (_least(each, by), *each.point, str(each.strategy)))
     if job.own is not None:
         refused = Counter[str]()
-        found.own = _answered([job.own], [_tried(job.predict)(job.own)], refused).get(job.own)
+        found.own = _answers(job.predict, [job.own], refused).get(job.own)
         found.notes += [
             f"Your own settings ({job.own}) cannot be predicted: {why}" for why in refused
         ]
@@ -435,11 +436,18 @@ def _tried(ask: Any) -> Any:
     return answer
 
 
-def _answered(strategies: Sequence[Strategy], answers: Any, refused: Counter[str]) -> Any:
+def _answers(
+    ask: Any,
+    strategies: Sequence[Strategy],
+    refused: Counter[str],
+    engine: Any = "local",
+    say: Any = None,
+) -> Any:
     """Return the answers by strategy; count why there is none to others."""
-    found = dict(zip(strategies, answers, strict=True))
-    refused.update(answer for answer in found.values() if isinstance(answer, str))
-    return {each: answer for each, answer in found.items() if not isinstance(answer, str)}
+    found = map_on(engine, _tried, ask, strategies, progress=say)
+    refused.update(answer for answer in found if isinstance(answer, str))
+    every = zip(strategies, found, strict=True)
+    return {each: answer for each, answer in every if not isinstance(answer, str)}
 
 
 def _advice(job: Job, found: Plan, limits: Limits) -> Iterator[Advice]:
@@ -455,7 +463,7 @@ def _advice(job: Job, found: Plan, limits: Limits) -> Iterator[Advice]:
     ):
         for change, number, samples, within in kind:
             some = [*every_strategy(number, max(samples, 1), within)]
-            sized = _answered(some, map(_tried(job.memory_bytes), some), Counter())
+            sized = _answers(job.memory_bytes, some, Counter())
             best = min(sized, key=lambda each: (sized[each], str(each)), default=None)
             if best and (kind is least or needed_bytes(sized[best]) <= found.capacity_bytes):
                 yield Advice(change, best, sized[best])

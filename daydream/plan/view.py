@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from daydream.plan.checkpointing import Choice
 from daydream.plan.search import SHOWN, Candidate, Plan, needed_bytes
-from daydream.report import blocks as of
+from daydream.report.blocks import (
+    FADED,
+    NEUTRAL,
+    Block,
+    Code,
+    Column,
+    Drawing,
+    Headline,
+    Kind,
+    Notes,
+    Row,
+    Table,
+    Text,
+)
 from daydream.report.format import number, range_text, time_text
 from daydream.report.view import view
 from daydream.text import bytes_text, capacity_text, counted, listed
@@ -13,87 +26,87 @@ WIDE, HIGH = 640, 240  # pixels of the drawing
 DRAWING = '<svg viewBox="-5 -5 650 250" role="img" aria-label="memory over step time">{}</svg>'
 DOT = '<circle cx="{:.0f}" cy="{:.0f}" r="5" fill="{}"><title>{}: {}, {}</title></circle>'
 COLUMNS = [
-    of.Column("strategy", width=44, keep="both"),
-    of.Kind.COUNT("GPUs"),
-    of.Kind.TIME("step"),
-    of.Kind.BYTES("memory"),
-    of.Kind.COUNT("hours", spare=2),
-    of.Kind.COUNT("dollars", spare=1),
-    of.Column("bound by, lost to"),
+    Column("strategy", width=44, keep="both"),
+    Kind.COUNT("GPUs"),
+    Kind.TIME("step"),
+    Kind.BYTES("memory"),
+    Kind.COUNT("hours", spare=2),
+    Kind.COUNT("dollars", spare=1),
+    Column("bound by, lost to"),
 ]
 OF_BLOCKS = [
-    *map(of.Column, ("block", "change", "chosen")),
-    of.Kind.TIME("costs"),
-    of.Kind.BYTES("saves"),
+    *map(Column, ("block", "change", "chosen")),
+    Kind.TIME("costs"),
+    Kind.BYTES("saves"),
 ]
 
 
-def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[of.Block]:
+def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]:
     """Return the best strategy and those that follow; `verbose` all of them, drawn."""
-    shown: list[of.Block] = []
+    shown: list[Block] = []
     gpus = listed([f"{each:,}" for each in found.gpus])
     samples = counted(found.batch, "sample")
     job = f"{gpus} GPUs of {capacity_text(found.capacity_bytes)}, {samples} a step"
     rows = [(each, "") for each in found.candidates[: None if verbose else top]]
     rows += [(found.own, "your own: ")] if found.own else []
     if not found.candidates:
-        shown.append(of.Headline(f"nothing fits {job}"))
+        shown.append(Headline(f"nothing fits {job}"))
         for tip in found.advice:
             said = bytes_text(needed_bytes(tip.memory_bytes))
-            shown.append(of.Text(f"{tip.strategy}: {said}", f"{tip.change}: "))
+            shown.append(Text(f"{tip.strategy}: {said}", f"{tip.change}: "))
     else:
         best, *others = found.candidates
         likely = range_text(best.step_low_ns, best.step_high_ns)
         head = f"{best.strategy}: {time_text(best.step_ns)} per step (90% interval {likely})"
         held, needs = map(bytes_text, (best.memory_bytes, needed_bytes(best.memory_bytes)))
         memory = f"{held} of tensors, {needs} with CUDA's context and the allocator's unused rest"
-        shown += [of.Headline(head), of.Text(f"{job}; {memory}", "of ")]
+        shown += [Headline(head), Text(f"{job}; {memory}", "of ")]
         if best.hours is not None:
             price = "" if best.dollars is None else f", {number(best.dollars)} dollars"
-            shown.append(of.Text(f"{number(best.hours)} hours{price}", "all tokens: "))
+            shown.append(Text(f"{number(best.hours)} hours{price}", "all tokens: "))
         if turn := found.turn:
             said = f"{'less' if turn.factor < 1 else 'more'} than {number(turn.factor)} times"
             wins = f"{others[0].strategy} wins if {turn.part} takes {said} what is predicted"
-            shown.append(of.Text(wins, "the second: "))
+            shown.append(Text(wins, "the second: "))
         if within := sum(each.step_ns <= best.step_high_ns for each in others):
             said = counted(within, "other strategy", "other strategies")
-            shown.append(of.Text(said, "within the interval: "))
+            shown.append(Text(said, "within the interval: "))
     if rows:
-        table = of.Table(COLUMNS, [_row(found, *row) for row in rows], name="strategies")
+        table = Table(COLUMNS, [_row(found, *row) for row in rows], name="strategies")
         legend = "N x M: N micro-batches of M samples for each replica"
-        shown += [table, of.Text(legend, aside=True)]
-        shown += [of.Drawing("", DRAWING.format("".join(_dots(found))))] * verbose
+        shown += [table, Text(legend, aside=True)]
+        shown += [Drawing("", DRAWING.format("".join(_dots(found))))] * verbose
     seen = found.seen
     why = sorted(seen.impossible.items(), key=lambda one: -one[1])
     parts = [f"{counted(seen.possible, 'strategy', 'strategies')}: {seen.predicted:,} predicted"]
     parts += [f"{count:,} not possible ({reason})" for reason, count in why]
     parts += [f"{seen.too_large:,} too large", f"{seen.dominated:,} slower for certain"]
-    notes = of.Notes(found.notes, aside=not verbose)
-    return [*shown, of.Text(", ".join(parts), "seen: "), notes]
+    notes = Notes(found.notes, aside=not verbose)
+    return [*shown, Text(", ".join(parts), "seen: "), notes]
 
 
-def choice(found: Choice, *, verbose: bool = False) -> list[of.Block]:
+def choice(found: Choice, *, verbose: bool = False) -> list[Block]:
     """Return what a choice of blocks makes of a step, the blocks by what a byte costs, and the code."""
     rows = [
-        of.Row((one.block, one.change, "yes" * one.chosen, one.cost_ns, one.saved_bytes))
+        Row((one.block, one.change, "yes" * one.chosen, one.cost_ns, one.saved_bytes))
         for one in found.blocks
         if one.chosen or verbose
     ]
     return [
         *view(found.prediction, verbose=verbose),
-        of.Table(OF_BLOCKS, rows, name="blocks"),
-        of.Code(found.code),
-        of.Notes([] if found.exact else ["a better choice may have been missed"]),
+        Table(OF_BLOCKS, rows, name="blocks"),
+        Code(found.code),
+        Notes([] if found.exact else ["a better choice may have been missed"]),
     ]
 
 
-def _row(found: Plan, each: Candidate, head: str) -> of.Row:
+def _row(found: Plan, each: Candidate, head: str) -> Row:
     fits = needed_bytes(each.memory_bytes) <= found.capacity_bytes
     bound = ", ".join(dict.fromkeys([each.bound, each.lost_to])) if fits else "does not fit"
     gpus = each.gpus if len(found.gpus) > 1 else None
     costs = [one and round(one, 0 if one >= 100 else 2) for one in (each.hours, each.dollars)]
     cells = f"{head}{each.strategy}", gpus, each.step_ns, each.memory_bytes, *costs, bound
-    return of.Row(cells, style=of.NEUTRAL if fits else of.FADED)
+    return Row(cells, style=NEUTRAL if fits else FADED)
 
 
 def _dots(found: Plan) -> list[str]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
-from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from daydream.errors import DaydreamError
@@ -216,19 +215,22 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     ends, parts = [], []
     for stage, chunks in enumerate(stages):
         blocks = [block for chunk in chunks for block in chunk]
-        reduced = _gradients_ns(blocks, model, strategy, time)
+        exposed = _gradients_ns(blocks, model, strategy, time)
         if strategy.pp > 1 and model.tied_parameters and stage in (0, strategy.pp - 1):
-            reduced += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
-        hidden = done[stage] - last_start[stage] if strategy.overlap else 0.0
-        exposed = max(reduced - hidden, reduced / max(len(blocks), 1) if strategy.overlap else 0.0)
+            exposed += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
+        if strategy.overlap:
+            hidden = done[stage] - last_start[stage]
+            exposed = max(exposed - hidden, exposed / max(len(blocks), 1))
         update = _updated(blocks, strategy) * model.optimizer_ns
         ends.append(done[stage] + exposed + update)
         of_stage = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp", "bubble"), 0.0)
+        of_stage["gradients"] = exposed
+        of_stage["optimizer"] = update
         for chunk in passes[stage]:
-            for one in chunk:
-                for name, value in one[-1].items():
+            for *_, of_pass in chunk:
+                for name, value in of_pass.items():
                     of_stage[name] += value * strategy.micro_batches
-        parts.append({**of_stage, "gradients": exposed, "optimizer": update})
+        parts.append(of_stage)
     step_ns = max(ends)
     busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
     rest = step_ns - sum(busiest.values())
@@ -393,39 +395,52 @@ def passes_of_stages(
     one backward pass in turn; interleaved where a stage has several chunks (Narayanan et al., "Efficient
     large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 2.2).
     """
-    total, found = batches * chunks, []
+    total = batches * chunks
+
+    def nth(stage: int, turn: int, backward: bool) -> StagePass:  # noqa: FBT001
+        turns, place = divmod(turn, stages * chunks)
+        chunk, batch = divmod(place, stages)
+        if backward:
+            chunk = chunks - 1 - chunk
+        return StagePass(backward, chunk * stages + stage, turns * stages + batch)
+
+    found = []
     for stage in range(stages):
-        forward, backward = [], []
-        for turn in range(total):
-            round_, place = divmod(turn, stages * chunks)
-            chunk, batch = divmod(place, stages) if chunks > 1 else (0, place)
-            batch += round_ * stages
-            forward.append(StagePass(False, chunk * stages + stage, batch))
-            backward.append(StagePass(True, (chunks - 1 - chunk) * stages + stage, batch))
         ahead = stages - stage - 1
         if chunks > 1:
             ahead = 2 * ahead + (chunks - 1) * stages
-        ahead = total if gpipe else min(ahead, total)
-        mixed = [one for pair in zip(forward[ahead:], backward, strict=False) for one in pair]
-        found.append([*forward[:ahead], *mixed, *backward[total - ahead :]])
+        if gpipe or ahead > total:
+            ahead = total
+        passes = []
+        for turn in range(total + ahead):
+            if turn < total:
+                passes.append(nth(stage, turn, False))
+            if turn >= ahead:
+                passes.append(nth(stage, turn - ahead, True))
+        found.append(passes)
     return found
 
 
 def in_order(of_stages: Sequence[Sequence[StagePass]], chunks: int) -> list[tuple[int, StagePass]]:
     """Return (stage, pass) of all in an order in which they can be done; `chunks` of all stages."""
-    left, order = [list(passes[::-1]) for passes in of_stages], list[tuple[int, StagePass]]()
-    done = Counter[
-        int
-    ]()  # passes by micro-batch, each of which goes forward, then backward, through all chunks
-
-    def can_run(one: StagePass) -> bool:
-        return done[one.batch] == (2 * chunks - 1 - one.chunk if one.backward else one.chunk)
-
-    while ready := [
-        (stage, passes.pop()) for stage, passes in enumerate(left) if passes and can_run(passes[-1])
-    ]:
-        done.update(one.batch for _, one in ready)
-        order += ready
+    left = [list(passes[::-1]) for passes in of_stages]
+    order: list[tuple[int, StagePass]] = []
+    # Of each micro-batch, which goes forward, then backward, through all chunks: how many passes are done.
+    done: Counter[int] = Counter()
+    ready = True
+    while ready:
+        before = len(order)
+        for stage, passes in enumerate(left):
+            if not passes:
+                continue
+            one = passes[-1]
+            turn = one.chunk
+            if one.backward:
+                turn = 2 * chunks - 1 - turn
+            if done[one.batch] == turn:
+                order.append((stage, passes.pop()))
+        done.update(one.batch for _, one in order[before:])
+        ready = len(order) > before
     return order
 
 
@@ -465,10 +480,14 @@ def _run(
     few = SETTLED * pp + count % pp
     if count <= few + pp:
         return run(count)
-    before, (done, start) = run(few)[0], run(few + pp)
+    before, _ = run(few)
+    done, start = run(few + pp)
     rounds = (count - few - pp) // pp
-    more = [rounds * (end - earlier) for end, earlier in zip(done, before, strict=True)]
-    return list(map(add, done, more)), list(map(add, start, more))
+    for stage, earlier in enumerate(before):
+        more = rounds * (done[stage] - earlier)
+        done[stage] += more
+        start[stage] += more
+    return done, start
 
 
 def peaks(model: Model, strategy: Strategy) -> tuple[float, ...]:

@@ -52,47 +52,51 @@ class Parts:
         self.ns = np.zeros((count, 2, 2))
         self.elements = np.zeros((count, 2))
         self.inputs, self.saved, self.workspace = np.zeros((3, count))
+        self._where = 0, 1
+        self._start = self._most = self._now = 0  # held since it began to be there
         self.exchanges: dict[tuple[int, int], Counter[Exchange]] = defaultdict(Counter)
 
-    def places(self, number: np.ndarray, back: int) -> np.ndarray:
+    def places(self, layers: Iterable[str | None], back: int) -> np.ndarray:
         """Return the places of what a pass ran, in order: what no block called goes with the block before.
 
         Args:
-            number: of the block of each, -1 for none, int64, shape (n,).
+            layers: path of the module that called each, None for none.
             back: 0 for a forward pass, 1 for a backward pass.
+
+        Returns:
+            int64, shape (n,).
 
         Raises:
             NotApplicableError: no block is in it.
         """
+        number = np.array([*map(self.number, layers)])
         known = np.flatnonzero(number >= 0)
         if not len(known):
-            raise NotApplicableError("a step has no forward and backward pass through its blocks")
+            raise NotApplicableError(
+                "a step has no forward and backward pass through its blocks; plans are for training"
+            )
         before = np.searchsorted(known, np.arange(len(number)), side="right") - 1
-        found: np.ndarray = number[known[before.clip(0)]] + 1
+        found = number[known[before.clip(0)]] + 1
         ends = 0, len(self.names) - 1
         found[: known[0]], found[known[-1] + 1 :] = ends[::-1] if back else ends
         return found
 
     def add_parameter(self, path: str, elements: float) -> None:
         """Count a parameter; what no block has is of the place after once a block had one."""
-        at = self.number(path) + 1
-        seen = self.elements[1:-1].any()
-        self.elements[at or -int(seen), int(EXPERTS in path)] += elements
+        place = self.number(path) + 1 or -int(self.elements[1:-1].any())
+        self.elements[place, int(EXPERTS in path)] += elements
 
-    def hold(self, changes: Iterable[tuple[int, int, int]]) -> None:
-        """Take in what one micro-batch allocates and frees, in order: place, pass, and bytes, negative if freed."""
-        now = start = high = 0
-        before: tuple[int, int] | None = None
-        for at, back, nbytes in (*changes, (-1, 0, 0)):
-            if (at, back) != before:
-                if before is not None:
-                    place, was_back = before
-                    base = start if was_back else max(start, now)
-                    self.workspace[place] = max(self.workspace[place], high - base)
-                    self.saved[place] += 0 if was_back else now - start
-                start, high, before = now, now, (at, back)
-            now += nbytes
-            high = max(high, now)
+    def hold(self, where: tuple[int, int], nbytes: int) -> None:
+        """Take in the next that a place and pass allocates, or with negative bytes frees; of one micro-batch."""
+        if where != self._where:
+            before, was_back = self._where
+            base = self._start if was_back else max(self._start, self._now)
+            self.workspace[before] = max(self.workspace[before], self._most - base)
+            self.saved[before] += 0 if was_back else self._now - self._start
+            self._where = where
+            self._start = self._most = self._now
+        self._now += nbytes
+        self._most = max(self._most, self._now)
 
     def blocks(self, times: int = 1) -> tuple[Block, ...]:
         """Return the blocks; times and exchanges are of so many micro-batches."""
@@ -171,26 +175,26 @@ def recorded_blocks(
         WAITED.remove(wait)
         for hook in hooks:
             hook.remove()
-    took = np.array(
-        [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
-    )
-    number = np.array([parts.number(call.layer) for call in calls])
-    place = np.zeros_like(number)
-    backward = np.array([call.phase == "backward" for call in calls]).astype(np.int64)
+    took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
+    backward = [int(call.phase == "backward") for call in calls]
+    place = np.zeros(len(calls), int)
     for back in (0, 1):
-        mine = backward == back
-        place[mine] = parts.places(number[mine], back)
-    np.add.at(parts.ns, (place, backward), np.stack([took, launch_ns * (took > 0)], axis=1))
+        mine = np.flatnonzero(np.equal(backward, back))
+        place[mine] = parts.places([calls[at].layer for at in mine.tolist()], back)
+    ran = [*zip(place.tolist(), backward, strict=True)]
+    for where, own_ns in zip(ran, took, strict=True):
+        parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
     for at, sent, asked in heard:
         if asked.group in groups:
             group, members = groups[asked.group]
             size = bytes_of_message(asked.operation, asked.bytes, members)
-            beside = float(took[at : waits.get(sent, at)].sum())
-            where = int(place[max(at - 1, 0)]), int(backward[max(at - 1, 0)])
-            parts.exchanges[where][Exchange(group, asked.operation, size, 1, beside)] += 1
-    events = sorted(gpu.memory, key=lambda event: (event[0], event[1] > 0))
-    at_call = [(min(max(at - (nbytes < 0), 0), len(calls) - 1), nbytes) for at, nbytes, _ in events]
-    parts.hold((int(place[at]), int(backward[at]), nbytes) for at, nbytes in at_call)
+            beside = sum(took[at : waits.get(sent, at)])
+            one = Exchange(group, asked.operation, size, 1, beside)
+            parts.exchanges[ran[max(at - 1, 0)]][one] += 1
+    for at, nbytes, _ in gpu.memory:  # what is freed before a call is freed by the one before
+        which = min(max(at - (nbytes < 0), 0), len(calls) - 1)
+        parts.hold(ran[which], nbytes)
+    parts.hold((0, -1), 0)
     for name, parameter in model.named_parameters():
         parts.add_parameter(name, parameter.numel())
     return parts.blocks()

@@ -25,29 +25,29 @@ TABLE = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("counters")
-    (folder / "c.csv").write_text(TABLE)
-    (folder / "bytes.csv").write_text(TABLE.replace("2.5", "2,5"))
-    (folder / "notes.txt").write_text("nothing was counted here\n")
-    return folder
+def counted(tmp_path_factory):
+    counted = tmp_path_factory.mktemp("counters")
+    (counted / "c.csv").write_text(TABLE)
+    (counted / "bytes.csv").write_text(TABLE.replace("2.5", "2,5"))
+    (counted / "notes.txt").write_text("nothing was counted here\n")
+    return counted
 
 
-def asked(folder, command, *words):
-    return typed(*command, "--trace", str(EXAMPLE), *words, folder=folder)
+def asked(counted, command, *words):
+    return typed(*command, "--trace", str(EXAMPLE), *words, folder=counted)
 
 
 @pytest.mark.parametrize("command", [["whatif", "amp"], ["explain"], ["rank", "--no-curves"]])
-def test_commands_say_how_many_kernels_have_counters(folder, command):
-    notes = json.loads(asked(folder, command, "--counters", "c.csv", "--json").out)["notes"]
+def test_commands_say_how_many_kernels_have_counters(counted, command):
+    notes = json.loads(asked(counted, command, "--counters", "c.csv", "--json").out)["notes"]
     assert any("have counters of c.csv; their FLOP and bytes are taken from them" in note for note in notes)
     assert any("each has the mean of those that were counted" in note for note in notes)
 
 
-def test_a_trace_that_is_imported_keeps_them(folder):
-    done = typed("import", str(EXAMPLE), "--counters", "c.csv", "-o", "t.parquet", folder=folder)
+def test_a_trace_that_is_imported_keeps_them(counted):
+    done = typed("import", str(EXAMPLE), "--counters", "c.csv", "-o", "t.parquet", folder=counted)
     assert done.code == 0, done.err
-    found = json.loads(typed("info t.parquet --json", folder=folder).out)
+    found = json.loads(typed("info t.parquet --json", folder=counted).out)
     assert any("have counters of c.csv" in note for note in found["notes"])
 
 
@@ -59,8 +59,8 @@ def test_a_trace_that_is_imported_keeps_them(folder):
         ("bytes.csv", "decimal comma"),
     ],
 )
-def test_a_file_without_counters_is_one_line(folder, file, said):
-    done = asked(folder, ["whatif", "amp"], "--counters", file)
+def test_a_file_without_counters_is_one_line(counted, file, said):
+    done = asked(counted, ["whatif", "amp"], "--counters", file)
     assert (done.code, done.out) == (1, "")
     first, *more = done.err.splitlines()
     assert first.startswith("error: ")

@@ -96,45 +96,45 @@ NOW = ALWAYS + LAYER + 4 + 4 * WEIGHT
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("memory")
+def held(tmp_path_factory):
+    held = tmp_path_factory.mktemp("memory")
     trace = two_blocks()
-    trace.save(folder / "m.parquet")
-    type(trace)(trace.columns, trace.texts, trace.metadata).save(folder / "none.parquet")
-    return folder
+    trace.save(held / "m.parquet")
+    type(trace)(trace.columns, trace.texts, trace.metadata).save(held / "none.parquet")
+    return held
 
 
-def asked(folder, *words, trace="m.parquet"):
-    return daydream(*words, "--trace", trace, folder=folder)
+def asked(held, *words, trace="m.parquet"):
+    return daydream(*words, "--trace", trace, folder=held)
 
 
-def test_a_whatif_says_the_peak_and_whether_it_fits(folder):
-    done = asked(folder, "whatif fused-adam --capacity 2KiB")
+def test_a_whatif_says_the_peak_and_whether_it_fits(held):
+    done = asked(held, "whatif fused-adam --capacity 2KiB")
 
     assert done.code == 0
     assert "peak memory 2.6 -> 2.1 KiB (2.1 to 2.2), does not fit in 2.00 KiB" in " ".join(done.out.split())
 
 
-def test_rank_has_a_column_and_sorts_by_it(folder):
-    done = asked(folder, "rank --by memory --capacity 2400 --no-curves")
+def test_rank_has_a_column_and_sorts_by_it(held):
+    done = asked(held, "rank --by memory --capacity 2400 --no-curves")
     assert done.code == 0
     first, *_ = done.out.splitlines()
     assert first.startswith("fused-adam: peak memory 2.6 -> 2.1 KiB")
-    found = json.loads(asked(folder, "rank --by memory --json --no-curves").out)
+    found = json.loads(asked(held, "rank --by memory --json --no-curves").out)
     known = [each["memory"]["after_bytes"] for each in found["changes"] if each["memory"]]
     assert known == sorted(known)
 
 
-def test_the_largest_batch(folder):
-    done = asked(folder, "memory --largest-batch --capacity", str(round((ALWAYS + 4 + 160 * 100) * 1.02)))
+def test_the_largest_batch(held):
+    done = asked(held, "memory --largest-batch --capacity", str(round((ALWAYS + 4 + 160 * 100) * 1.02)))
     assert done.code == 0
     assert done.out.splitlines()[0] == ("largest batch that fits 17.47 KiB: 100, 50 times the recorded 2")
     assert "from 105: does not fit" in done.out
     assert done.err.splitlines()[-1] == "next: daydream whatif batch-size --factor 50 m.parquet"
     assert "next: daydream whatif batch-size --factor 50 m.parquet" in done.err
-    none = asked(folder, "memory --largest-batch --capacity 1000")
+    none = asked(held, "memory --largest-batch --capacity 1000")
     assert "next: daydream rank --by memory m.parquet" in none.err  # a factor of 1 is no change
-    again = asked(folder, "memory --largest batch --capacity 1000 --json")
+    again = asked(held, "memory --largest batch --capacity 1000 --json")
     found = json.loads(again.out)
     assert (found["what"], found["recorded"], found["fits"], found["too_large"]) == ("batch", 2, 0, 1)
 
@@ -146,31 +146,31 @@ def test_the_largest_batch(folder):
         ("--largest sequence --capacity 1GB", 1, "do not show its sequence length"),
     ],
 )
-def test_mistakes_are_told_in_a_line(folder, words, code, said):
-    done = asked(folder, f"memory {words}")
+def test_mistakes_are_told_in_a_line(held, words, code, said):
+    done = asked(held, f"memory {words}")
     assert (done.code, done.out) == (code, "")
     assert said in " ".join(done.err.split())
     assert "Traceback" not in done.err
 
 
-def test_a_users_file_says_what_it_does_to_memory(folder):
+def test_a_users_file_says_what_it_does_to_memory(held):
     text = "def mine(graph, *, part: float = 0.5):\n    graph.select(phase='optimizer').scale(part)\n\n\n"
     text += (
         "def memory(held, *, part: float = 0.5):\n    held.scale(held.where(kind='optimizer_state'), part)\n"
     )
-    (folder / "mine.py").write_text(text)
+    (held / "mine.py").write_text(text)
 
-    found = json.loads(asked(folder, "whatif ./mine.py --part 0.25 --json").out)["memory"]
+    found = json.loads(asked(held, "whatif ./mine.py --part 0.25 --json").out)["memory"]
 
     assert found["after_bytes"] == NOW - 3 * WEIGHT
 
 
-def test_a_mistake_in_a_users_memory_is_told_in_a_clause(folder):
+def test_a_mistake_in_a_users_memory_is_told_in_a_clause(held):
     text = "def bad(graph):\n    graph.select(phase='optimizer').scale(0.5)\n\n\n"
     text += "def memory(held):\n    print('\\x1b[2J')\n    raise ValueError('of\\x1b[31mmine')\n"
-    (folder / "bad.py").write_text(text)
+    (held / "bad.py").write_text(text)
 
-    done = asked(folder, "whatif ./bad.py")
+    done = asked(held, "whatif ./bad.py")
 
     assert done.code == 0
     assert "memory() of bad failed: ValueError" in " ".join(done.out.split())
@@ -178,33 +178,33 @@ def test_a_mistake_in_a_users_memory_is_told_in_a_clause(folder):
     assert "Traceback" not in done.err
 
 
-def explained(folder, *words, trace="m.parquet"):
-    done = asked(folder, "explain", *words, trace=trace)
+def explained(held, *words, trace="m.parquet"):
+    done = asked(held, "explain", *words, trace=trace)
     assert done.code == 0, done.err
     return " ".join(done.out.split())
 
 
-def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(folder):
-    done = asked(folder, "sweep --set batch-size.factor=16,2 --sort order --capacity 3000")
+def test_a_sweep_is_named_by_its_option_and_leads_with_what_fits(held):
+    done = asked(held, "sweep --set batch-size.factor=16,2 --sort order --capacity 3000")
 
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("batch-size factor=2: ")  # 16 does not fit
     assert "--factor 2" in done.err
     assert ["does not fit" in line for line in lines if line.split()[:1] == ["16"]] == [True]
-    nothing = asked(folder, "sweep batch-size --set factor=2,16 --capacity 1000").out
+    nothing = asked(held, "sweep batch-size --set factor=2,16 --capacity 1000").out
     assert nothing.startswith("batch-size: no scenario fits the device's memory")
 
 
-def test_explain_says_when_parameters_alone_do_not_fit(folder):
-    assert "parameters alone take 512 bytes: only sharding" in explained(folder, "--capacity", "500")
-    assert "alone" not in explained(folder, "--capacity", "513")
+def test_explain_says_when_parameters_alone_do_not_fit(held):
+    assert "parameters alone take 512 bytes: only sharding" in explained(held, "--capacity", "500")
+    assert "alone" not in explained(held, "--capacity", "513")
 
 
-def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(folder):
-    done = asked(folder, "whatif fused-adam --html w.html --no-ranking --capacity 2KiB")
+def test_the_report_of_a_whatif_tells_the_peak_then_and_who_holds_it(held):
+    done = asked(held, "whatif fused-adam --html w.html --no-ranking --capacity 2KiB")
     assert done.code == 0, done.err
-    page = (folder / "w.html").read_text("utf-8")
+    page = (held / "w.html").read_text("utf-8")
     assert "<span>peak memory</span> <strong>2.1 KiB</strong>" in page
     assert "2.1 to 2.2; does not fit in 2.00 KiB" in page
     assert "After fused-adam: peak 2.6 -&gt; 2.1 KiB" in page

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from collect.traces import of_kinds, one, parent_of
-from graph.small_traces import kineto, rows, training, write
+from graph.small_traces import kineto, of_kinds, one, parent_of, rows, training, write
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -188,6 +187,7 @@ def test_an_import_says_which_function_called_and_nothing_of_the_machine(importe
         call cudaDeviceSynchronize 800 926 External_id=10
         frame /home/secret/net/load.py(7): worker 0 999 tid=9
         op aten::rand 300 310 tid=9
+        op aten::between 952 955
         op aten::later 970 980
     """
     trace = imported(training(3), rows(own, times=3, every=1000))
@@ -195,7 +195,7 @@ def test_an_import_says_which_function_called_and_nothing_of_the_machine(importe
     assert of_kinds(trace, "stack", "runtime")["cudaDeviceSynchronize"] == {"net/train.py(12): log_loss"}
     assert of_kinds(trace, "stack", "operator").items() >= {
         "aten::linear": {"net/train.py(41): train_step"}, "aten::rand": {"net/load.py(7): worker"},
-        "aten::later": {None},
+        "aten::between": {"net/train.py(41): train_step"}, "aten::later": {None},
     }.items()  # fmt: skip
     assert of_kinds(trace, "stack", "kernel")["reduce_kernel<float>"] == {None}
     assert not [name for name in trace.text("name") if ".py" in name]

@@ -251,6 +251,15 @@ def test_a_device_that_is_behind_is_waited_for_where_the_steps_that_count_begin_
     assert script.waits == 2 * 4  # blocks: the warm-up and three
 
 
+def test_steps_without_a_profiler_share_what_the_device_took():
+    script = Behind()
+    steps = UnprofiledSteps(3, clock=lambda: script.now, settle=script.settle)
+    run(script, steps)
+
+    assert steps.durations_ns() == [11, 11, 11]  # 34 ns of three
+    assert script.waits == 2
+
+
 def test_a_step_that_is_left_out_is_made_up_for():
     script = Script()
     blocks = script.blocks(rounds=1, steps=1)

@@ -3,6 +3,7 @@
 The tables beside the ETDumps are what Inspector of the same version made of them: an answer that is not ours.
 """
 
+import gzip
 import json
 import tracemalloc
 import zipfile
@@ -269,3 +270,20 @@ def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):
     assert not is_inspector(path, b"PAR1")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def orders(rows):
+    columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
+    whole = json.dumps(rows).encode()
+    return {
+        "records": whole, "columns": json.dumps(columns).encode(), "packed": gzip.compress(whole),
+        "lines": b"\n".join(json.dumps(row).encode() for row in rows),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["records", "columns", "packed", "lines"])
+def test_a_table_is_read_in_the_orders_that_pandas_writes(tmp_path, order):
+    path = tmp_path / "table.json"
+    path.write_bytes(orders(table("portable"))[order])
+    trace = daydream.load(path)
+    assert trace.values("start_ns") == imported("portable").values("start_ns")

@@ -5,8 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from collect.traces import of_kinds, one, parent_of, rows_named
-from graph.small_traces import kineto, row, rows, training, write
+from graph.small_traces import kineto, of_kinds, one, parent_of, row, rows, rows_named, training, write
 from shared import shared_trace
 
 from daydream.collect.importers import import_trace

@@ -105,6 +105,25 @@ def test_an_iteration_begins_where_the_cpu_pauses_longest():
     assert begins(works, pauses=dict.fromkeys(every(5, 2, 7), 1000)) == every(5, 2, 6)
 
 
+def with_calls(recording, start_ns, duration_ns):
+    """Add runtime calls that launch nothing."""
+    count = len(start_ns)
+    for name, values in {
+        "kind": np.zeros(count, int), "name": np.full(count, 3), "start_ns": np.asarray(start_ns),
+        "duration_ns": np.full(count, duration_ns), "correlation": np.arange(900, 900 + count),
+    }.items():  # fmt: skip
+        recording.columns[name] = np.append(recording.columns[name], values)
+    return recording
+
+
+def test_the_last_range_holds_as_many_calls_behind_its_launches_as_others():
+    #  0 1 2 s | 0 1 2 s | 0 1 2 s | 0 1 2 s s: the last synchronize of all is the profiler's
+    ends = [turn * 3 * EVERY + CALL for turn in range(1, 5)]
+    recording = with_calls(launches([0, 1, 2] * 4), [*(end + 5 for end in ends), ends[-1] + 700], 30)
+
+    assert [end for _, end in find_steps_by_period(recording)] == [end + 35 for end in ends]
+
+
 def test_without_a_device_the_outermost_operators_tell_the_iterations():
     #  forward 0, linear 1 with addmm 2 in it, backward 3
     recording = launches([0, 1, 3] * 4)

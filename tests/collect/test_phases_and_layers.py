@@ -4,8 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from collect.traces import of_kinds, one
-from graph.small_traces import call, kernel, note, training
+from graph.small_traces import call, kernel, note, of_kinds, one, training
 from shared import shared_trace
 
 from daydream.collect.derive.by_parameter import cut_by_parameter

@@ -84,7 +84,10 @@ def test_a_row_lost_in_the_middle_costs_no_other_match():
 
 
 def test_a_clock_that_lies_behind_is_moved_and_it_is_said():
-    trace, known, notes = aligned(run(0, ENDS), run(1, ENDS, late=1_000_000), origin_ns=5_000_000_000)
+    steps = [{"name": "a", "rank": 1, "start_ns": -1_000_000_000, "end_ns": None}]
+    both = run(0, ENDS), run(1, ENDS, late=1_000_000)
+    trace, known, notes = aligned(*both, origin_ns=5_000_000_000, steps=steps)
+    assert trace.metadata["steps"][0]["start_ns"] == 0
     assert (trace["start_ns"] + trace["duration_ns"]).tolist() == [1000 * end for end in ENDS] * 2
     assert known == {
         "collectives": 3, "residual_ns": 0, "moved_ns": {"0": 0, "1": 1_000_000_000}, "alone": {},

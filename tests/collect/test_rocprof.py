@@ -75,7 +75,10 @@ def test_a_run_with_counters_is_no_trace(tmp_path):
     given = process()
     given["callback_records"]["counter_collection"] = [{"records": []}]
 
-    assert "give this file with --counters" in refused(write_json(tmp_path / "t.json", given))
+    path = write_json(tmp_path / "t.json", given)
+    assert "give this file with --counters" in refused(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert "cut off or damaged" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import pytest
 from collect.nsys_database import write_export
-from collect.traces import of_kinds, one, rows_named
-from graph.small_traces import call, kernel, note, op, rows, training
+from graph.small_traces import call, kernel, note, of_kinds, one, op, rows, rows_named, training
 from shared import shared_trace
 
 import daydream

@@ -11,14 +11,12 @@ from live_models import MODELS
 from live_recording import record, train
 
 import daydream
-from daydream.collect.derive.recording import Recording
 from daydream.collect.live import capture
-from daydream.collect.live.capture import held_before, until_the_last_row
+from daydream.collect.live.capture import held_before
 from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError, TraceError
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.lifetimes import paired
-from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.metadata import mistake_in
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -120,26 +118,6 @@ def test_what_gpus_held_before_is_told_without_frames(cuda):
     }  # fmt: skip
     assert "secret" not in json.dumps(held)
     assert mistake_in({"held_before": json.loads(json.dumps(held))}) is None
-
-
-@pytest.mark.parametrize("how", [RuntimeError("CUDA error"), KeyError("blocks"), AttributeError("none")])
-def test_a_failure_there_loses_nothing_else(cuda, monkeypatch, how):
-    def fail(*_):
-        raise how
-
-    monkeypatch.setattr(Cuda, "memory_snapshot", fail)
-
-    assert held_before() == {"1": {"allocated_bytes": 1024, "reserved_bytes": 4 << 20}}
-
-
-def test_events_of_calls_that_a_signal_cut_off_are_left_out():
-    rows = {"start_ns": np.array([0, 10]), "duration_ns": np.array([40, 5])}
-    times = np.array([5, 40, 41, 90])
-    memory = MemoryEvents({"time_ns": times, "bytes": np.full(4, 512)})
-
-    kept = until_the_last_row(memory, Recording(rows, {}))
-
-    assert kept["time_ns"].tolist() == [5, 40]
 
 
 def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path):

@@ -279,11 +279,3 @@ def test_accumulated_gradients_are_steps_and_the_steps_before_are_timed(folder):
     assert done.steps() == 3
     assert done.trace().metadata["unprofiled_step_ns"]
     assert "Traceback" not in done.err
-
-
-def test_stop_after_ends_the_script_when_the_steps_are_captured(folder):
-    folder.script(ACCUMULATION.replace("40", "1_000_000_000"))
-    done = folder.collect("--stop-after", "train.py")
-
-    assert done.code == 0
-    assert done.steps() == 3

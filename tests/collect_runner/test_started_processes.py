@@ -103,20 +103,6 @@ def test_the_helpers_of_a_script_see_the_environment_as_it_is_without_us(folder)
 
 
 @needs_torch
-def test_a_helper_that_trains_is_not_recorded(folder):
-    folder.script("for _ in range(40):\n    step()\n", "other.py")
-    folder.script(
-        "import subprocess, sys\n"
-        "subprocess.run([sys.executable, 'other.py'], check=True)\n"
-        "step()\n"
-    )  # fmt: skip
-    done = folder.collect("train.py")
-
-    assert done.code == 1
-    assert "only 1 training step ran" in done.err
-
-
-@needs_torch
 def test_a_script_that_starts_itself_anew_is_recorded(folder):
     folder.script(
         """

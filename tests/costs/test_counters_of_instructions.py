@@ -55,6 +55,18 @@ def test_public_samples_of_nvbit(file, names, blocks, instructions):
     assert {one.bytes for one in found} == {None}
 
 
+def test_public_opcodes_of_nvbit():
+    (one,) = read_counted(shared_trace("formats/nvbit/opcode_hist_1.5.3_lammps_excerpt.txt"))
+    classes = {name: n for name, n in one.amounts.items() if name.endswith("_instructions")}
+    assert classes == {
+        "control_instructions": 1, "integer_instructions": 5, "memory_instructions": 16,
+        "other_instructions": 6,
+    }  # fmt: skip
+    assert one.flop == 0  # every instruction of it is there, and none calculates
+    with pytest.raises(FileError, match="opcodes of no kernel"):
+        read_counted(shared_trace("formats/nvbit/opcode_hist_one_kernel_opcodes_only.txt"))
+
+
 def test_an_opcode_mix_tells_flop_by_warps_and_shapes(tmp_path):
     (one,) = read(tmp_path, HIST)
     assert one.flop == 4 * 2 * 32 + 2 * (2 * 16 * 8 * 16)

@@ -110,6 +110,11 @@ def behind_a_node(graph):
     graph.insert_after(both, "q", duration_ns=5)
 
 
+def both_sides(graph):
+    graph.insert_before(kernels(graph), "check", kind="cpu", duration_ns=3)
+    graph.insert_after(kernels(graph), "log", kind="cpu", duration_ns=4)
+
+
 def beside_cpu_tasks(graph):
     graph.insert_after(named(graph, "a"), "x", duration_ns=2)
     graph.insert_after(named(graph, "b"), "k", kind="kernel", lane="stream 7", duration_ns=2)
@@ -327,6 +332,19 @@ CASES = {
         lambda: queue(one_call(AB, spacing=0)),
         lambda g: put(g, "x", "stream 7", 3, after=[named(g, "a")]),
         "thread 1: begin 0, launch a 0, launch b 27+5 | stream 7: a 4, x 24, a2 24+3, b 32+4",
+    ),
+    "CPU work beside device work runs where that is launched": (
+        lambda: launched(AB),
+        both_sides,
+        (
+            "thread 1: begin 0, check 0, launch a 3, log 9, check 13, launch b 16, log 22"
+            " | stream 7: a 3+4, b 7+20+1"
+        ),
+    ),
+    "it need not be waited for": (
+        lambda: launched("a 20, b 100, c 20"),
+        lambda g: named(g, "b").move("copies", held_for=False),
+        "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 24",
     ),
     # -- streams that wait
     "a stream waits for the work before the record": (waiting_streams, None, "stream 8: c 4+50+3"),

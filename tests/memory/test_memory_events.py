@@ -351,6 +351,14 @@ def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
     assert "2 buffers of collectives on the CPU" in held.notes[0]
 
 
+def test_sharded_parameters_count_with_the_part_of_this_rank(tmp_path):
+    parameter, optimizer = {**PARAMETER, "local_bytes": 2000}, {**SGD, "local_state_bytes": 2000}
+    held = allocations(trained(tmp_path, 3, parameters=[parameter], optimizers=[optimizer]))
+
+    rows = held.where(kind=("parameter", "optimizer_state"))
+    assert held["bytes"][rows].tolist() == [2000, 2000]
+
+
 def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path):
     counted = {**SGD, "state_bytes": 4000 + 4}
     fused = {**counted, "groups": [{**SGD["groups"][0], "settings": {"fused": True}}]}

@@ -33,6 +33,7 @@ from daydream.report.html.page import page
 from daydream.report.perfetto import events as timeline_events
 from daydream.report.views.memory import memory_line
 from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 # Peak memory of what-ifs: verdicts, ranges, those that cannot say, mistakes in a user's file, laws
@@ -118,6 +119,24 @@ def test_the_worst_of_several_ranks_counts():
     found = memory_after(held, [])
 
     assert (found.device, found.after_bytes) == ("rank 1, cpu", 200)
+
+
+def test_a_change_is_judged_in_steps_whose_backward_pass_was_recorded():
+    """Step 0 frees 100 in its backward pass, where 2 more are held; of step 1 the recording lost that."""
+    held = table([
+        (100, 0, 3 * STEP, "activation"), (2, 2 * STEP, 4 * STEP, "temporary"),
+        (105, 5 * STEP, AFTER, "activation"),
+    ])  # fmt: skip
+    held["step"][:] = 0, 0, 1
+    held["phase"][:] = [PHASES.index(phase) for phase in ("forward", "backward", "forward")]
+
+    def free(held):
+        held["end"][0] = STEP
+
+    found = memory_after(held, [MemoryChange("free", free)])
+
+    # 105 are held now, 102 in step 0, of which 100 stay without the change's 2.
+    assert (found.before_bytes, found.after_bytes) == (105, 103)
 
 
 # What cannot be said --------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ def freed(address, size, **more):
     return [event(action, address, size, **more) for action in ("free_requested", "free_completed")]
 
 
+def test_a_snapshot_without_events_is_the_state_when_it_was_taken(tmp_path):
+    segments = [segment(START, (4 * MIB, 4 * MIB), (16 * MIB, 0))]
+    for document in (snapshot(segments, []), segments):
+        report = snapshot_memory(write(tmp_path / "s.json", document))
+        (device,) = report.devices
+        assert (device.peak_allocated_bytes, device.peak_reserved_bytes) == (4 * MIB, 20 * MIB)
+        assert any("has no events" in note for note in report.notes)
+
+
 def test_its_settings_are_those_of_the_replay(tmp_path):
     settings = {"expandable_segments": True, "max_split_size": 64 * MIB, "garbage_collection_threshold": 0.5,
                 "roundup_power2_divisions": {str(1 << at): 4 for at in range(16)},

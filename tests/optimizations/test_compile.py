@@ -90,6 +90,13 @@ def test_a_layer_that_is_not_there_is_refused():
     does_not_apply("encoder", cuda_graphs, on_device(), layer="encoder.*")
 
 
+def test_a_call_that_launches_work_of_two_layers_is_no_part_of_a_graph_each():
+    graph = on_device()
+    first, second = (graph.select(kind="kernel", layer=layer, phase="forward") for layer in LAYERS[:2])
+    graph.write("launch", second.ids[:1], first.launch[:1])
+    does_not_apply(r"several of the layers 'blocks\.\*' at once", cuda_graphs, graph, layer="blocks.*")
+
+
 # compile on a device
 
 
@@ -348,6 +355,20 @@ def test_nothing_left_to_compile_is_refused(layer):
     call(program, "aten::lstm", "forward", 90_000, None, layer=layer)
     call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer=layer and "act")
     does_not_apply("LSTM, GRU, RNN", compile_, program.graph(vendor="cpu"))
+
+
+@pytest.mark.parametrize(("breaks", "share"), [(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0)])
+def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(breaks, share):
+    program = Program()
+    for place in range(3):  # two places between products
+        call(program, "aten::addmm", "forward", 50_000, PRODUCT)
+        if place < 2:
+            call(program, "aten::relu", "forward", 1_000, None,
+                 ("aten::clamp_min", "forward", 20_000, ACTIVATION))  # fmt: skip
+    graph = program.graph(vendor="cpu")
+    tasks = graph.select(phase="forward")
+    added = masks_ns(tasks, tasks.where(within="addmm"), breaks)
+    assert added.sum() == pytest.approx(2 * share * STORE_NS * ROWS * WIDE)
 
 
 # Attention, masks behind graph breaks, layouts of convolutions

@@ -338,6 +338,27 @@ def test_activations_go_and_norms_take_half():
     assert graph.facts.notes[-1].startswith("1 of 1 batch")
 
 
+def test_the_count_of_batches_does_not_part_a_chain_and_a_sum_does():
+    graph = convolutional("convolution", "add_", "batch_norm", "relu_", backward=False, dtype="int64")
+    restructured_batchnorm(graph)
+    assert kernel_times(graph)["batch_norm kernel"] == [15]
+    does_not_apply(
+        "between a convolution and an activation",
+        restructured_batchnorm,
+        convolutional("convolution", "add_", "batch_norm", "relu_", backward=False),
+    )
+
+
+def test_without_sequence_numbers_only_the_forward_pass_changes():
+    graph = convolutional("convolution", "batch_norm", "relu_", sequences=False)
+    restructured_batchnorm(graph)
+    times = kernel_times(graph)
+    assert times["batch_norm kernel"] == [15]
+    assert times["batch_norm grad"] == [60]
+    assert times["relu_ grad"] == [40]
+    assert "no sequence numbers" in graph.facts.notes[-1]
+
+
 def test_traces_without_such_chains_are_refused():
     does_not_apply("no batch normalization", restructured_batchnorm, convolutional("convolution", "relu_"))
     does_not_apply("no operators", restructured_batchnorm, thread_and_stream("bn_fw 5 forward"))

@@ -9,6 +9,7 @@ from daydream.optimizations._communication import blueconnect
 from daydream.optimizations.bucket_size import bucket_size
 from daydream.optimizations.compression import compression, dgc
 from daydream.optimizations.ddp import ddp
+from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_graphs import named
 from graph.small_traces import launched, trace
 from hypothesis import given
@@ -69,6 +70,18 @@ def test_copies_into_and_out_of_buckets_take_the_bandwidth_of_the_device():
     graph = training(**A100)
     ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE, gradient_as_bucket_view=True)
     assert times(graph)["update"][0][0] == 266 + 2 * one
+
+
+def test_of_several_backward_passes_the_last_one_is_reduced():
+    graph = training(passes=2)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    second = 6 + 2 * 50 + 2 * 60 + 2 * 50
+    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
+
+    graph = training()
+    gradient_accumulation(graph, batches=2)
+    ddp(graph, workers=2, bandwidth=100.0, bucket_mb=ONE)
+    assert times(graph)["all-reduce"] == [(second + 60, second + 100), (second + 120, second + 160)]
 
 
 def test_a_cpu_reads_what_copies_overwrite_and_copies_back_bucket_by_bucket():

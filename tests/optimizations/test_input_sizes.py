@@ -177,6 +177,16 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
+def test_of_two_sizes_seen_equally_often_none_is_taken():
+    graph = of_calls(
+        ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
+        ("scaled_dot_product_attention", [[4, 6, 10, 8]] * 3),
+    )
+    does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
+    does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
+    batch_size(graph, factor=2, recorded=2)
+
+
 # Which size is meant
 
 
@@ -190,6 +200,18 @@ def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
         does_not_apply(
             r"no recorded shape has a batch of 3: .* 2", batch_size, graph, factor=2, recorded=recorded
         )
+
+
+def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
+    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
+    graph = of_calls(
+        "conv2d 12x3x8x8 16x3x8x8 16",
+        "relu 12x16x1x1",
+        *[("linear", "2x6x16 16x16 16")] * 3,
+    )
+    does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
+    batch_size(graph, factor=2, recorded=2)
+    assert grown(graph) == [2, 2, 2, 2, 2]
 
 
 # Work without shapes

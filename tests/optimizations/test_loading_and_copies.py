@@ -67,6 +67,14 @@ def test_a_trace_without_loading_is_refused():
     does_not_apply("no loading of data", dataloader, thread_and_stream("k 10 forward"))
 
 
+def test_several_threads_that_load_are_no_work_of_the_main_thread():
+    graph = two_batches()
+    for step in (0, 1):
+        put(graph, "load", "pipeline", 60, phase="data", step=step)
+    dataloader(graph.copy(), get_ms=FETCH)
+    does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
+
+
 def test_workers_are_predicted_from_a_trace_without_any():
     # Two recordings of one training run, with no worker and with four. Predicted from the first alone.
     before = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
@@ -201,6 +209,14 @@ def test_a_trace_suggests_twice_the_workers_that_load_already():
     assert find("dataloader").suggested_options(replay.graph) == {"workers": 8}
     alone = shared_replay("kineto/v100_resnet50_loader_workers_0.json.gz")
     assert find("dataloader").suggested_options(alone.graph) == {}
+
+
+def test_explain_tells_the_wait_for_a_batch_that_no_range_shows():
+    # Milliseconds here: what Python does between two steps is shorter.
+    explanation = daydream.explain(daydream.replay(bursts_of_two(unit=1000)))
+    first = explanation.avoidable[0]
+    assert (first.sort, first.best.optimization) == ("data loading", "dataloader")
+    assert "idle gap" not in {cost.sort for cost in explanation.avoidable}
 
 
 def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():

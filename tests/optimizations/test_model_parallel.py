@@ -4,7 +4,7 @@ import pytest
 from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import put
-from recorded import Program, does_not_apply, makespan
+from recorded import Program, does_not_apply, makespan, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.world.compose import in_order, passes_of_stages
@@ -121,6 +121,24 @@ def test_products_and_what_lies_between_are_divided_and_two_sums_a_pass_and_bloc
     assert not graph.lint()
 
 
+def test_queries_keys_and_values_apart_are_one_part_also_where_all_layers_are_square():
+    p = Program()
+    p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
+    square = "8 4x8 8x8"
+    for block in (0, 1):
+        for layer in ("q", "k", "v"):
+            p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
+        p.op("aten::bmm", "forward", ("scores", 50), shapes="4x2x4 4x4x2", layer=f"h.{block}")
+        p.op("aten::bmm", "forward", ("values", 50), shapes="4x2x2 4x2x4", layer=f"h.{block}")
+        for layer in ("o", "up", "down"):
+            p.op("aten::addmm", "forward", (layer, 110), shapes=square, layer=f"h.{block}.{layer}")
+    graph = p.graph()
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    one = halved(6 * 110 + 2 * 50, 8) + 2 * SUM
+    assert makespan(graph) == BEGIN + 4 * FLOOR + 2 * one
+    assert noted(graph, "heads of attention: 2.")
+
+
 def test_bytes_of_a_layer_are_divided_but_for_its_whole_side():
     graph = transformer()
     divided = Divided(graph, 2)
@@ -130,6 +148,17 @@ def test_bytes_of_a_layer_are_divided_but_for_its_whole_side():
     assert part["blocks.0.down", "forward"] == part["blocks.1.down", "backward"] == (32 + 384 / 2) / 416
     assert part["blocks.0.qkv", "forward"] == (32 + (192 + 96) / 2) / (32 + 192 + 96)
     assert part["blocks.0.norm", "forward"] == part["blocks.0.norm", "backward"] == 1
+
+
+def test_embedding_last_layer_and_loss_are_divided_with_their_sums():
+    graph = transformer(head=True)
+    before = makespan(graph)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    blocks = 2 * (HALVED - halved(HALVED, 6) + HALVED_BACKWARD - halved(HALVED_BACKWARD, 10) - 4 * SUM)
+    outside = 3 * 610 + 110 - halved(3 * 610 + 110, 4)
+    # The embedding's output, the gradient of the last layer's input, three numbers a token for the loss.
+    sums = SUM + SUM + 3 * 4 * 4
+    assert makespan(graph) == before - blocks - outside + sums
 
 
 def test_logits_that_no_loss_follows_are_gathered():

@@ -1,7 +1,7 @@
 """Other layers, what is computed again, what is offloaded: each answer worked out by hand."""
 
 import pytest
-from daydream.optimizations._layers import add_layers, freeze
+from daydream.optimizations._layers import add_layers, freeze, gradient_parts
 from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.checkpointing import checkpointing
 from graph.small_graphs import kernels, named, put
@@ -9,6 +9,7 @@ from recorded import Program, does_not_apply, kernel_names, makespan, noted, ref
 from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.model.gradients import joint_update, trained_parameters
 
 # Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand
 
@@ -76,6 +77,24 @@ def test_layers_ahead_of_the_first_trained_one_have_no_backward_pass():
     assert noted(graph, "1 layer ahead")
 
 
+def test_a_convolution_that_computes_both_gradients_in_one_call_takes_half():
+    p = Program()
+    p.op("aten::conv2d", "forward", ("f", 100), layer="stem")
+    p.op("aten::conv2d", "forward", ("f", 100), layer="a")
+    p.op("aten::convolution_backward", "backward", ("both", 300), layer="a")
+    p.op("aten::convolution_backward", "backward", ("wgrad", 70), ("dgrad", 60), layer="a")
+    p.op("aten::convolution_backward", "backward", ("wgrad", 80), layer="stem")
+    for layer in ("a", "stem"):
+        p.op("aten::add_", "optimizer", ("update", 20), layer=layer)
+    graph = p.graph()
+    backward = graph.select(kind="kernel", phase="backward")
+    parts = gradient_parts(graph, backward)
+    assert parts.weights.tolist() == [0.5, 1, 0, 1]
+    assert parts.inputs.tolist() == [0.5, 0, 1, 0]
+    freeze(graph, layers="a")
+    assert makespan(graph) == BEGIN + 200 + 300 / 2 + 60 + 80 + 20
+
+
 def test_what_cannot_be_frozen_is_refused():
     does_not_apply("nothing is left to train", freeze, two_linear_layers(), layers="*")
     does_not_apply("backward work of layers 'c'", freeze, two_linear_layers(), layers="c")
@@ -86,6 +105,43 @@ def test_what_cannot_be_frozen_is_refused():
         layers="b",
     )
     does_not_apply("does not say which backward work", freeze, three_blocks(), layers="blocks.2")
+
+
+def test_a_joint_update_shrinks_with_the_tensors_and_the_reduction_with_the_bytes():
+    #  main  ...|add 4|python 8|add 4|       and an all-reduce of 100 in the backward pass
+    p = Program()
+    p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer="a")
+    p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="b")
+    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="a")
+    with p.range("Optimizer.step#SGD.step", phase="optimizer"):
+        p.op("aten::add_", "optimizer")
+        p.now += 8
+        p.op("aten::add_", "optimizer")
+    parameters = [
+        {"name": "a.weight", "layer": "a", "shape": [30]},
+        {"name": "b.weight", "layer": "b", "shape": [10]},
+    ]
+    graph = p.graph(parameters=parameters)
+    put(
+        graph,
+        "all-reduce",
+        "link",
+        100,
+        phase="backward",
+        step=0,
+        collective="all_reduce",
+        before=[graph.select(phase="optimizer").first()],
+    )
+    assert trained_parameters(graph).part({"a"}) == (0.5, 0.75)
+    tasks, time = joint_update(graph, 0.5, 0.25)
+    assert (tasks.duration_ns.sum(), time.sum()) == (
+        4 + 8 + 4,
+        (4 + 8 + 4) / 2,
+    )  # short operators are overhead
+    freeze(graph, layers="a")
+    assert graph.select(kind="collective").duration_ns.tolist() == [100 / 4]
+    assert graph.select(phase="optimizer").duration_ns.sum() == (4 + 8 + 4) / 2
 
 
 # More and fewer layers

@@ -202,6 +202,28 @@ def test_overlap_says_why_it_does_not_apply(graph, words):
         overlap(graph())
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_nothing_hides_what_the_next_layer_works_on(backward):
+    #  stream 7   |layer 20|          |layer 20|          |
+    #  stream 13           |reduce 30 |        |gather 30 |  each waits for the other: 100 in all
+    graph, last = Graph(), []
+    for name in ("reduce_scatter", "all_gather"):
+        layer = put(graph, "layer", "stream 7", 20, step=0, after=last)
+        place = {"kind": "collective", "lane": "stream 13", "duration_ns": 30, "step": 0, "phase": "forward"}
+        last = [graph.insert(name, **place, collective=name, after=[layer])]
+    if not backward:
+        with pytest.raises(NotApplicableError, match="the next layer works on"):
+            overlap(graph)
+        return
+    kernel = put(graph, "grad", "stream 7", 40, step=0, after=last)
+    graph.insert(
+        "all-reduce", kind="collective", lane="stream 13", duration_ns=25, step=0, phase="backward",
+        collective="all_reduce", after=[kernel],
+    )  # fmt: skip
+    overlap(graph)
+    assert makespan(graph) == 20 + 30 + 20 + 30 + 40
+
+
 # Parameter servers, p3 and tictac: each answer worked out by hand
 
 

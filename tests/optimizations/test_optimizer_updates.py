@@ -13,7 +13,7 @@ from recorded import (
     thread_and_stream,
 )
 
-from daydream import Graph
+from daydream import Graph, NotApplicableError
 from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.model.optimizers import TAKES, update_of
 from daydream.transforms.registry import find
@@ -164,6 +164,18 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
     assert set(kernels(graph).phase) == {"backward"}
 
 
+def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
+    sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
+    does_not_apply(
+        r"sgd keeps 0\.00 MiB of state: offloading frees nothing",
+        offload_optimizer,
+        per_parameter(kernels=("aten::add_",), **sgd),
+    )
+    does_not_apply(r"adam keeps 0\.01 MiB of state", offload_optimizer, per_parameter(**ADAM_OF_1000))
+    does_not_apply("how many parameters", offload_optimizer, per_parameter())
+    refuses("above 0", offload_optimizer, per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
+
+
 # Gradients set to None
 
 
@@ -222,6 +234,23 @@ def test_real_changes_can_be_made_and_undone():
         optimizer.zero_grad(set_to_none=False)
     assert weight.grad is None
     assert "zero_grad" not in vars(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "foreach"),
+    [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
+)
+def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, foreach):
+    metadata = {"optimizers": [{"name": name, "groups": [{"tensors": 2, "elements": 1000}]}]}
+    for setting, taken, change in (
+        ("fused", fused, fused_optimizer), ("foreach", foreach, foreach_optimizer)
+    ):  # fmt: skip
+        graph = per_parameter(**metadata)
+        if taken:
+            change(graph)
+        else:
+            with pytest.raises(NotApplicableError, match=f"torch.optim.{name} takes no `{setting}`"):
+                change(graph)
 
 
 # What torch's classes can be asked for

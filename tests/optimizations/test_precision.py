@@ -119,6 +119,15 @@ def test_autocast_casts_where_32_bits_meet_16():
     ]  # fmt: skip
 
 
+def test_a_kernel_that_no_operator_launched_stays_as_it_is():
+    graph = recorded(*BLOCK)
+    own = graph.select(kind="kernel", name=RELU, phase="forward")
+    graph.write("op", own.ids, -1)
+    autocast(graph)
+    assert own.duration_ns.tolist() == [1_005]
+    assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
+
+
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
     does_not_apply("no bfloat16 units", autocast, recorded(*BLOCK), dtype="bfloat16")
     does_not_apply("products or convolutions", autocast, recorded(BLOCK[1]))
@@ -281,6 +290,20 @@ def test_layout_kernels_go_but_the_first_of_a_step():
     channels_last(graph)
     assert makespan(graph) == 4 + 7 + 50 + 5 + 50
     assert len(named(graph, "launch")) == 4
+
+
+def test_what_a_convolution_turns_from_channels_last_stays():
+    # The first convolution runs in NCHW on tensors in NHWC; the others turn NCHW. Images are turned first.
+    turned = ("nhwcToNchwKernel", 7), ("volta_scudnn_conv", 50), ("nchwToNhwcKernel", 9)
+    turns = ("nchwToNhwcKernel", 8), ("xmma_fprop_conv_nhwc", 50), ("nhwcToNchwKernel", 9)
+    program = Program()
+    program.op("aten::cudnn_convolution", "forward", *turned)
+    does_not_apply("in channels-last memory already", channels_last, program.graph())
+    for _ in range(2):
+        program.op("aten::cudnn_convolution", "forward", *turns)
+    graph = program.graph()
+    channels_last(graph)
+    assert kernel_ns(graph) == [7, 50, 9, 8, 50, 50]
 
 
 def test_channels_last_says_why_not():

@@ -62,6 +62,16 @@ def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
     assert found["next"] == (125, 145)  # beside the second transfer, at half speed
 
 
+def test_a_transfer_on_another_device_or_rank_slows_nothing():
+    for lane in (Lane("there", device=1, on_device=True), Lane("there", rank=1, on_device=True)):
+        graph = Graph()
+        here = graph.add_lane(Lane("here", device=0, on_device=True))
+        there = graph.add_lane(lane)
+        graph.insert("kernel", kind="kernel", lane=here, duration_ns=100)
+        graph.insert("transfer", kind="collective", lane=there, duration_ns=50)
+        assert spans(graph, 2)["kernel"] == (0, 100)
+
+
 def test_a_transfer_that_waits_for_another_rank_slows_nothing_before_it_begins():
     #  rank 1  |late 60            |
     #  rank 0  |kernel 100                |     the transfer of 40 begins at 60
