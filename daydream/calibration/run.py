@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from daydream.arrays import distinct_rows, take
+from daydream.arrays import distinct_rows, lookup, take
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.worker import Worker
 from daydream.costs.device.call_scaling import works
@@ -401,12 +401,11 @@ class _Times:
         back = np.flatnonzero((node == every) & counts)
         maker = forward_rows(trace, back)
         owner = take(around, maker)
-        place = np.full(len(trace) + 1, -1)
-        place[rows] = np.arange(len(rows))
-        mine = np.flatnonzero(place[owner] >= 0)
+        place = lookup(rows, owner)
+        mine = np.flatnonzero(place >= 0)
         spent = np.zeros((len(rows), 2))
         spent[:, 0] = inclusive[rows]
-        np.add.at(spent[:, 1], place[owner[mine]], inclusive[back[mine]])
+        np.add.at(spent[:, 1], place[mine], inclusive[back[mine]])
         self.calls = {key: spent[numbers] for key, numbers in _by_key(trace, rows).items()}
         top = np.flatnonzero((outermost(is_operator) == every) & (around < 0) & counts)
         other = np.setdiff1d(top, back)

@@ -181,7 +181,7 @@ def _part_of_row(graph: Graph, ids: np.ndarray) -> np.ndarray:
     # A repetition of a call is a call of its own.
     key = rows + graph.repeat.astype(np.int64) * (int(rows.max(initial=0)) + 1)
     size = int(key.max(initial=0)) + 1
-    total = np.bincount(key[mine], duration[mine].astype(np.float64), size)
+    total = np.bincount(key[mine], duration[mine], size)
     count = np.bincount(key[mine], minlength=size)
     here = np.where(rows[ids] >= 0, key[ids], 0)
     even = 1 / np.maximum(count[here], 1)

@@ -113,7 +113,7 @@ def _kinds(held: Allocations, events: MemoryEvents, when: Moments) -> np.ndarray
     """Return the kind of each allocation: codes into `KINDS`, int64, shape (rows,)."""
     known = _Lifetimes(held, events, when)
     kinds = np.full(len(held), KINDS.index("unknown"), np.int64)
-    left = np.ones(len(held), bool)
+    left = held["begin"] > BEFORE
     for kind, rule in RULES:
         found = left & rule(known)
         kinds[found] = KINDS.index(kind)
@@ -130,12 +130,11 @@ class _Lifetimes:
         self.time_ns = events["time_ns"]
         self.phase = held["phase"]
         self.end_phase = held["end_phase"]
-        self.begun = held["begin"] > BEFORE
         self.freed = held["end"] < AFTER
         ranks, rank = places(held["rank"])
         last = np.full(len(ranks), UNKNOWN, np.int64)
         np.maximum.at(last, rank, held["step"])
-        self.kept = self.begun & ~self.freed & (held["step"] < last[rank])  # a whole step and more
+        self.kept = ~self.freed & (held["step"] < last[rank])  # a whole step and more
         self.passes, self.end_passes = _passes(held, when)
         self.crosses = self.end_passes > self.passes  # a backward pass begins while it is held
 
@@ -165,28 +164,28 @@ def _passes(held: Allocations, when: Moments) -> tuple[np.ndarray, np.ndarray]:
     return passes, ends
 
 
-# The rules, in order: what one finds, those after it do not see -------------------------------------
+# The rules on what began in the recording, in order: what one finds, those after it do not see ---------
 
 
 def _gradient(of: _Lifetimes) -> np.ndarray:
     """Made by a backward pass, and held when that is over."""
     stays = (of.end_phase != BACKWARD) | (of.end_passes > of.passes)
-    return of.begun & (of.phase == BACKWARD) & stays
+    return (of.phase == BACKWARD) & stays
 
 
 def _state(of: _Lifetimes) -> np.ndarray:
     """Made by an optimizer, and held through a backward pass: moments, made once or anew in each step."""
-    return of.begun & (of.phase == OPTIMIZER) & (of.crosses if of.freed.any() else of.kept)
+    return (of.phase == OPTIMIZER) & (of.crosses if of.freed.any() else of.kept)
 
 
 def _shard(of: _Lifetimes) -> np.ndarray:
     """Asked for by FSDP: gathered parameters, gradients on their way to the shards."""
-    return of.begun & under(of.held, SHARDING)
+    return under(of.held, SHARDING)
 
 
 def _bucket(of: _Lifetimes) -> np.ndarray:
     """Asked for by DDP's reducer."""
-    return of.begun & under(of.held, REDUCER)
+    return under(of.held, REDUCER)
 
 
 def _workspace(of: _Lifetimes) -> np.ndarray:
@@ -194,35 +193,33 @@ def _workspace(of: _Lifetimes) -> np.ndarray:
     row = of.held["begin_row"]
     within = of.freed & (row >= 0) & (row == of.held["end_row"])
     on_gpu = of.held["device"] >= 0
-    return (
-        on_gpu & of.begun & ((within & of.family("convolution")) | (of.kept & of.family("matmul")))
-    )
+    return on_gpu & ((within & of.family("convolution")) | (of.kept & of.family("matmul")))
 
 
 def _input(of: _Lifetimes) -> np.ndarray:
     """Loaded, or made outside of every layer before the first layer of a pass, and held into that."""
     loaded = (of.phase == DATA) & (of.end_phase != DATA)
     layer = take(of.trace["layer"], of.held["begin_row"])
-    in_layer = of.begun & (layer >= 0) & (of.phase == FORWARD)
+    in_layer = (of.held["begin"] > BEFORE) & (layer >= 0) & (of.phase == FORWARD)
     _, of_pass = distinct_rows([of.held["rank"], of.passes])
     first = np.full(len(of.held), AFTER)
     np.minimum.at(first, of_pass[in_layer], of.held["begin"][in_layer])
     begins = first[of_pass]
     outside = (layer < 0) & np.isin(of.phase, (FORWARD, OTHER, DATA))
     outside &= (of.held["begin"] < begins) & (of.held["end"] > begins)
-    return of.begun & ~of.kept & (loaded | outside)
+    return ~of.kept & (loaded | outside)
 
 
 def _activation(of: _Lifetimes) -> np.ndarray:
     """Made by forward or the loss and still held when backward begins; or made again for it within it."""
     saved = np.isin(of.phase, (FORWARD, LOSS)) & of.crosses & ~of.kept
-    return of.begun & (saved | _recomputed(of))
+    return saved | _recomputed(of)
 
 
 def _recomputed(of: _Lifetimes) -> np.ndarray:
     """Asked for by a forward call within the backward pass, for whose own node it is held."""
     found = np.zeros(len(of.held), bool)
-    mine = np.flatnonzero(of.begun & (of.phase == BACKWARD) & (of.held["begin_row"] >= 0))
+    mine = np.flatnonzero((of.phase == BACKWARD) & (of.held["begin_row"] >= 0))
     if not len(mine):
         return found
     trace = of.trace
@@ -237,7 +234,7 @@ def _recomputed(of: _Lifetimes) -> np.ndarray:
 
 def _temporary(of: _Lifetimes) -> np.ndarray:
     """Freed before the next backward pass."""
-    return of.begun & of.freed & ~of.crosses
+    return of.freed & ~of.crosses
 
 
 RULES: tuple[tuple[str, Callable[[_Lifetimes], np.ndarray]], ...] = (

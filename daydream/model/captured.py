@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from daydream.arrays import run_starts, take, unique
+from daydream.arrays import lookup, run_starts, take, unique
 from daydream.costs.kernel_names import names_fit
 from daydream.graph.calls import MAY_SYNC, call_rows
 from daydream.graph.graph import Graph
@@ -128,13 +128,8 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
         inside = (place >= 0) & (order[tasks] <= last[of_part[place]])
         found[tasks[inside]] = of_part[place[inside]]
     made = call_rows(graph, calls, inner=True)
-    by_row = np.full(
-        max(int(made.max(initial=-1)) + 2, 1), -1
-    )  # the last one stands for no operator
-    by_row[made[made >= 0]] = part[made >= 0]
-    around = call_rows(graph, cpu, inner=True)
-    around = np.where((around >= 0) & (around < len(by_row)), around, -1)
-    by_operator = np.where(around >= 0, by_row[around], -1)
+    known = np.flatnonzero(made >= 0)[::-1]  # the last launch of an operator counts
+    by_operator = take(part[known], lookup(made[known], call_rows(graph, cpu, inner=True)))
     found[cpu] = np.where(found[cpu] >= 0, found[cpu], by_operator)
     return found
 

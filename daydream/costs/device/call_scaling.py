@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct, distinct_rows, first_of, places, run_starts, take, unique
+from daydream.arrays import distinct, distinct_rows, first_of, lookup, places, run_starts, unique
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.devices import device_of
 from daydream.costs.kernel_names import TO_DEVICE, TO_HOST
@@ -118,9 +118,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     if not len(trace):
         return overhead, model
     table = _call_table(graph)
-    place = np.full(len(trace), -1, np.int64)
-    place[table.row] = np.arange(len(table.row))
-    at = take(place, rows)
+    at = lookup(table.row, rows)
     known = at >= 0
     # A call's overhead is spread over its pieces by their time.
     part = np.zeros(len(old))
@@ -166,9 +164,9 @@ def _call_table(graph: Graph) -> _Table:
     known &= (task_work.flop >= 0) | (task_work.nbytes >= 0)
     rows, which = places(task_rows[known])
     count = len(rows)
-    time = np.bincount(which, host.duration_ns[known].astype(np.float64), count)
-    flop = np.bincount(which, np.maximum(task_work.flop[known], 0).astype(np.float64), count)
-    nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0).astype(np.float64), count)
+    time = np.bincount(which, host.duration_ns[known], count)
+    flop = np.bincount(which, np.maximum(task_work.flop[known], 0), count)
+    nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0), count)
     family = task_work.family[np.flatnonzero(known)[first_of(which, count)]].astype(str)
     matrix = np.isin(family, MATRIX_FAMILIES)
     amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
@@ -198,7 +196,7 @@ def _call_table(graph: Graph) -> _Table:
     overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
     fitted = np.zeros(count, bool)
     for name in unique(names).tolist():
-        members = np.flatnonzero(names == name)
+        members = names == name
         found = _intercept(amount[members], time[members])
         if found is not None:
             overhead[members] = min(found, float(time[members].min()))
