@@ -110,6 +110,8 @@ def compile(  # noqa: A001 - the command is `compile`
             "graph_breaks must be 0 or more and product_speedup above 0, not "
             f"{graph_breaks} and {product_speedup:g}"
         )
+    if (graph.recorded.metadata.get("emulated") or {}).get("compiled"):
+        graph.does_not_apply("the script compiles its model already; emulation ran it as it is")
     faster = product_speedup if mode == "max-autotune" else 1.0
     if faster != 1:
         graph.note(

@@ -161,11 +161,15 @@ class FakeWorld(Struct):
 
 
 class Emulated(Struct):
-    """The GPU that was emulated, the CPU's model, and how often the program read a value that nobody knew."""
+    """The GPU that was emulated, the CPU's model, how often the program read a value that nobody knew.
+
+    `compiled` says that the script compiles its model, which ran as it is.
+    """
 
     device: str
     cpu: str
     read: Number = 0
+    compiled: bool = False
 
 
 class Alignment(Struct):
