@@ -101,7 +101,8 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     say_evidence(graph, exact)
     known = work(graph, products).flop > 0
     retimed = retime(graph, products, dtype="tf32")
-    new, modelled = retimed.duration_ns.clip(max=old), retimed.model != "table"
+    new = retimed.duration_ns.clip(max=old)
+    modelled = retimed.model != "table"
     if unknown_speedup is not None:
         new[modelled & ~known] = (old / min(unknown_speedup, ratio))[modelled & ~known]
     doubt, (turned, moved) = doubt_of_products(graph, products), changes_layout(graph, products)
@@ -185,7 +186,8 @@ def channels_last(graph: Graph) -> None:
     inputs = layout.where(name=TO_NHWC).group_by("rank", "step").first()
     gone = layout - inputs
     gone.need("more than one change of layout per step: only the images are transposed")
-    total, each = int(gone.duration_ns.sum()), len(inputs)
+    total = int(gone.duration_ns.sum())
+    each = len(inputs)
     count = len(gone)
     gone.remove()
     graph.note(

@@ -23,7 +23,9 @@ from daydream.transforms import counted, stages
 STAGE = stages.LAUNCH
 
 CALL = "cudaGraphLaunch"
-LAUNCH_US, NODE_US = 15.0, 0.58  # measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
+# Measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
+LAUNCH_US = 15.0
+NODE_US = 0.58
 LEAST_SAID_NS = 10_000
 
 

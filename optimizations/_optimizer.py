@@ -121,7 +121,8 @@ def _memory_fused_optimizer(held: Allocations, *, kind: Kind = "auto", **options
         held.add(held.where(kind="parameter", on="gpu"), bytes=4, kind="optimizer_state")
     if new == old or new not in UPDATE_RULES:
         return
-    states, more = held.where(kind="optimizer_state"), UPDATE_RULES[new].states
+    states = held.where(kind="optimizer_state")
+    more = UPDATE_RULES[new].states
     if states.any() and old in UPDATE_RULES and UPDATE_RULES[old].states:
         held.scale(states, more / UPDATE_RULES[old].states)
     else:
@@ -205,8 +206,11 @@ def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
     known = AT_ONCE.get(kind or "")
     count = held.among(0, 1, 2) if known is None else known + (decays and kind != "adagrad")
     held.remove(temporary)
-    gradient, ends = held.where(kind="gradient"), place_before(steps.until)
-    begin, end, rank = held["begin"], held["end"], held["rank"]
+    gradient = held.where(kind="gradient")
+    ends = place_before(steps.until)
+    begin = held["begin"]
+    end = held["end"]
+    rank = held["rank"]
     for key, first, until in zip(steps.keys.tolist(), steps.first, ends, strict=True):
         there = (gradient & (rank == key[0]) & (begin < first) & (end > first)).nonzero()[0]
         for _ in range(count):

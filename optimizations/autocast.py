@@ -78,7 +78,8 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     matrix = wide.where(lambda tasks: is_matrix(graph, tasks))
     matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
-    narrow, border = wide[types.narrow], types.to_16 | types.to_32
+    narrow = wide[types.narrow]
+    border = types.to_16 | types.to_32
     in_half = in_16_bits(graph, narrow, dtype)
     cast = wide[border]
     beside = border_kernel_ns(wide, types.to_16, matrix)[border]
@@ -135,7 +136,8 @@ def amp(
         memory_speedup: Gain of other kernels (paper).
         model: Measured or the paper's.
     """
-    math, memory = math_speedup, memory_speedup
+    math = math_speedup
+    memory = memory_speedup
     if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
     if model == "measured" and (math, memory) == PAPER_SPEEDUPS:

@@ -151,7 +151,8 @@ def compile(  # noqa: A001 - the command is `compile`
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
-        said += [_fuse(graph, chains)] if len(chains) else []
+        if len(chains):
+            said.append(_fuse(graph, chains))
     gone = remove_dispatch(graph, parts, graph_breaks)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
@@ -177,7 +178,8 @@ def _data_dependent(graph: Graph) -> int:
         for name in (asks_for_values, may_ask, None, operators_that(lambda op: op.is_matrix))
     )
     asks, several = (sorted({*rows.tolist()} - {-1}) for rows in (inside[asked == outer], products))
-    breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
+    breaks = ceil(len(asks) / passes)
+    products_of_pass = ceil(len(several) / passes)
     names = Counter(str(name).removeprefix("aten::") for name in graph.recorded.values("name", asks))
     listed = ", ".join(dict(names.most_common()))
     said = f"{counted(breaks, 'operator')} of a forward pass break the graph ({listed})"
@@ -223,7 +225,9 @@ def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:
 
 def _fuse(graph: Graph, chains: Groups) -> str:
     """Fuse the chains, with the operators that launched the rest of each; return what to say of it."""
-    count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
+    count = len(chains.tasks)
+    before = chains.total("duration_ns")
+    after = fused_chain_ns(graph, chains)
     rest = chains.tasks - chains.first()
     chains.first().set(duration_ns=after, name="fused chain")
     remove_with_operators(rest)
