@@ -161,10 +161,7 @@ class FakeWorld(Struct):
 
 
 class Emulated(Struct):
-    """The GPU that was emulated, the CPU's model, how often the program read a value that nobody knew.
-
-    `compiled` says that the script compiles its model, which ran as it is.
-    """
+    """The emulated GPU and CPU, how often a value that nobody knew was read, whether the script compiles."""
 
     device: str
     cpu: str
