@@ -112,6 +112,7 @@ def compile(  # noqa: A001 - the command is `compile`
             "graph_breaks must be 0 or more and product_speedup above 0, not "
             f"{graph_breaks} and {product_speedup:g}"
         )
+    _refuse_compiled_scripts(graph)
     faster = product_speedup if mode == "max-autotune" else 1.0
     if faster != 1:
         graph.note(
@@ -214,6 +215,11 @@ def _capture(graph: Graph, parts: list[CompiledPart], layers: str | None, breaks
         layer=layers,
         apart=[["forward", "loss"], ["backward"]],
     )
+
+
+def _refuse_compiled_scripts(graph: Graph) -> None:
+    if (graph.recorded.metadata.get("emulated") or {}).get("compiled"):
+        graph.does_not_apply("the script compiles its model already; emulation ran it as it is")
 
 
 def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:

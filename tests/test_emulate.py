@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daydream.costs.devices import find_device
@@ -56,6 +58,20 @@ def test_autocast_and_attention_are_those_of_cuda() -> None:
     assert of_name(calls, "bmm")[0].dtypes == ["bfloat16", "bfloat16"]
     assert of_name(calls, "_softmax")[0].result_dtypes == ["float32"]  # the CPU's list has 16 bits
     assert of_name(calls, "_scaled_dot_product_cudnn_attention")
+
+
+def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it() -> None:
+    from daydream.world.emulate import emulated, observed
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            torch.nn.functional.cross_entropy(scores.bfloat16(), targets)
+
+    with emulated("h100") as gpu:
+        scores, targets = torch.randn(8, 16, device="cuda"), torch.randint(16, (8,), device="cuda")
+        calls = observed(gpu, step)
+    assert of_name(calls, "_log_softmax")[0].result_dtypes == ["bfloat16"]  # recorded on an H200, too
+    assert of_name(calls, "nll_loss_forward")[0].result_dtypes[0] == "float32"
 
 
 def test_a_number_that_nobody_knows_is_plausible_and_counted() -> None:
@@ -175,3 +191,120 @@ def test_an_unknown_gpu_is_refused() -> None:
 
     with pytest.raises(NotApplicableError, match="unknown GPU"), emulated("h999"):
         pass
+
+
+def test_a_recurrent_layer_is_one_operator_of_cudnn() -> None:
+    from daydream.world.emulate import emulated, observed
+    from daydream.world.emulate_costs import kernels_of
+
+    def step() -> None:
+        result, _ = layer(x)
+        result.sum().backward()
+
+    with emulated("h100") as gpu:
+        layer = torch.nn.LSTM(64, 128, num_layers=2, batch_first=True).to("cuda")
+        x = torch.randn(8, 10, 64, device="cuda")
+        calls = observed(gpu, step, layer)
+    [forward], [backward] = of_name(calls, "_cudnn_rnn"), of_name(calls, "_cudnn_rnn_backward")
+    gates_and_cells, between = 2 * 5 * 128, 128
+    assert forward.results[3] == (8 * 10 * (gates_and_cells + between) * 4,)  # bytes, kept for backward
+    assert backward.results[3:5] == [(512, 64), (512, 128)]
+    # Two layers of ten steps, each a product and its cell, and eight more a layer; sixteen more backward.
+    count = [len(kernels_of(call, find_device("h100"))) for call in (forward, backward)]
+    assert count == [2 * (2 * 10 + 8), 2 * (2 * 10 + 16)]
+
+
+def test_views_of_a_copied_layer_take_no_memory() -> None:
+    from daydream.world.emulate import emulated
+
+    with emulated("h100") as gpu:
+        layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        before = gpu.held_bytes
+        twin = copy.deepcopy(layer)
+        assert gpu.held_bytes == before + 4 * 1024 * 1024
+        assert twin.weight.t().shape == (1024, 1024)
+        assert gpu.held_bytes == before + 4 * 1024 * 1024
+        assert isinstance(twin.weight, torch.nn.Parameter)
+
+
+def test_convolutions_ask_for_what_their_layout_or_winograd_needs() -> None:
+    from daydream.world.emulate import emulated
+
+    def lent(*sizes: int, tf32: bool) -> int:
+        torch.backends.cudnn.allow_tf32 = tf32
+        convolution = torch.nn.Conv2d(*sizes, padding=sizes[2] // 2, bias=False).to("cuda")
+        with torch.no_grad():
+            gpu.forget_peak()
+            kept = convolution(x)
+            return gpu.peak_bytes - gpu.held_bytes if len(kept) else 0
+
+    with emulated("h100") as gpu:
+        x = torch.randn(2, 16, 32, 32, device="cuda")
+        assert lent(16, 32, 1, tf32=True) == 4 * 2 * (16 + 32) * 32 * 32  # input and result, channels last
+        tiles = 8 * 8
+        assert lent(16, 32, 3, tf32=False) == 4 * 36 * (2 * (16 + 32) * tiles + 16 * 32)
+
+
+def test_an_ada_card_is_of_its_compute_capability() -> None:
+    from daydream.world.emulate import emulated
+
+    for name, capability in (("rtx 4090", (8, 9)), ("a10", (8, 6)), ("b200", (10, 0)), ("t4", (7, 5))):
+        with emulated(name):
+            assert torch.cuda.get_device_capability() == capability
+
+
+def test_measured_products_count_instead_of_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from daydream.world import emulate_costs
+    from daydream.world.emulate import Call
+
+    asked = []
+
+    def measured(device: Any, operation: str, dtype: str, sizes: Any) -> Any:
+        asked.append((device.name, operation, dtype, sizes.tolist()))
+        return np.array([7_000.0]), np.array([0.1])
+
+    emulate_costs._known_ns.cache_clear()
+    monkeypatch.setattr(emulate_costs, "measured_ns", measured)
+    product = Call("aten::mm", [(64, 32), (32, 16)], ["bfloat16"] * 2, [(64, 16)], ["bfloat16"], nbytes=1)
+    product.number_format = "bfloat16"
+    [kernel] = emulate_costs.kernels_of(product, find_device("h100"))
+    assert (kernel.duration_ns, kernel.measured) == (7_000, True)
+    assert asked == [("H100 SXM", "gemm", "bfloat16", [[64, 16, 32]])]
+    product.number_format = "float32"
+    assert not emulate_costs.kernels_of(product, find_device("h100"))[0].measured
+    emulate_costs._known_ns.cache_clear()
+
+
+def test_short_attention_reaches_less_of_the_peak_than_long() -> None:
+    from daydream.world.emulate import Call
+    from daydream.world.emulate_costs import Learned, roofline_ns
+
+    gpu, share = find_device("h100"), Learned(kernels=0, of_peak=0.8)
+    for length, blocks in ((256, 2), (8192, 64)):
+        size = (4, 16, length, 128)
+        call = Call(
+            "aten::_scaled_dot_product_flash_attention", [size] * 3, ["bfloat16"], [size], ["bfloat16"]
+        )
+        call.number_format = "bfloat16"
+        scores = 4 * 16 * length * length
+        products, exponentials = 4 * 128 * scores / (989.4e3 * 0.8), scores / (16 * 1.7 * 132)
+        expected = (products**2 + exponentials**2) ** 0.5 + 4 * 16 * blocks * 4_000 / 132
+        assert roofline_ns(call, gpu, share) == pytest.approx(expected)
+
+
+CUDA = """
+import torch
+torch.distributed.init_process_group("nccl")
+torch.nn.Linear(4, 4).cuda()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_script_for_a_gpu_in_a_fake_world_without_one_is_told_what_to_add(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CUDA)
+    words = [sys.executable, "-m", "daydream", "collect", "--world", "8", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "this machine has none: add --emulate NAME, such as --emulate h100" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

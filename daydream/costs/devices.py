@@ -48,6 +48,7 @@ class Device(Struct, frozen=True):
     memory: int  # GB
     pcie: float  # GB/s in one direction
     source: str
+    capability: float = 0.0  # as CUDA numbers it, 8.9; AMD's as PyTorch on ROCm does
     l2: float | None = None  # MB
     link: float | None = None  # GB/s, all links, both directions
     # The cluster (`machines.csv`) that it stands in as a rule, by its form factor: modules on the makers'

@@ -161,11 +161,12 @@ class FakeWorld(Struct):
 
 
 class Emulated(Struct):
-    """The GPU that was emulated, the CPU's model, and how often the program read a value that nobody knew."""
+    """The emulated GPU and CPU, how often a value that nobody knew was read, whether the script compiles."""
 
     device: str
     cpu: str
     read: Number = 0
+    compiled: bool = False
 
 
 class Alignment(Struct):

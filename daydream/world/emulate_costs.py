@@ -1,19 +1,21 @@
 """Kernels of an operator on an emulated GPU, and what they take; what its CPU takes to call it.
 
-A roofline of the operator's FLOP and bytes at the GPU's peaks. Which part of them kernels of an operator reach,
-and how many kernels it is, is in `emulate.tsv`: the median over recordings of ten models on an H100 and an H200
-(`validation/h100`, `validation/h200`). Attention in 16 bits, too short in these to tell, reaches forward what
-public tables have at lengths of 4,096 to 8,192 (aiconfigurator 0.12.0: 0.5 to 0.7 on A100, H100 and B200), backward
-what FlashAttention-3 has (Shah et al., 2024).
+Products, attention in 16 bits and experts take what others measured, where the extra `gpus` is installed. All
+else is a roofline of the operator's FLOP and bytes at the GPU's peaks. Which part of them kernels of an operator
+reach, and how many kernels it is, is in `emulate.tsv`, which `validation/emulation.py` learns from recordings.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import ceil, hypot, prod
 from pathlib import Path
 from typing import NamedTuple
 
-from daydream.costs.devices import Device
+import numpy as np
+
+from daydream.costs.device.measured_tables import measured_ns
+from daydream.costs.devices import Device, find_device
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.operator import shapes_work
 from daydream.trace.schema import ITEM_BYTES
@@ -22,16 +24,23 @@ from daydream.world.emulate import Call
 FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
 SPLIT = 256  # of what a product sums, a part for a block of its own
 TILE = 128  # rows and columns of a result that a block of a product has
+# Of attention in 16 bits, beside its products: the exponentials of scores that a unit computes a ns, and what each
+# block of queries costs whatever its length: from the middle of public tables of A100, H100, H200, B200 and L40S by
+# length (aiconfigurator 0.12.0, heads of 64 and 128). Exponentials run beside products from Hopper on.
+EXPONENTIALS, A_BLOCK_NS = 16 * 1.7, 4_000
+HOPPER = 9.0
+RNN_STATE = 4  # the argument of cuDNN's recurrent operators with states: layers, batch, width
 WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
 
 
 class Kernel(NamedTuple):
-    """A kernel (or a copy) of an operator: its kind in a trace, its name, ns."""
+    """A kernel (or a copy) of an operator: its kind in a trace, its name, ns, and whether others measured it."""
 
     kind: str
     name: str
     duration_ns: int
+    measured: bool = False
 
 
 class Learned(NamedTuple):
@@ -48,10 +57,7 @@ def learned() -> dict[str, Learned]:
     """Return the rows of `emulate.tsv` by operator (`mm`), its family (`matmul`) and `` for all others."""
     text = Path(__file__).with_name("emulate.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()[1:]]
-    return {
-        row[0]: Learned(int(row[1]), float(row[2]), float(row[3]), row[4] or Learned().name)
-        for row in rows
-    }
+    return {row[0]: Learned(int(row[1]), float(row[2]), float(row[3]), row[4]) for row in rows}
 
 
 def kernels_of(call: Call, device: Device) -> list[Kernel]:
@@ -59,15 +65,21 @@ def kernels_of(call: Call, device: Device) -> list[Kernel]:
     if call.copies == "sync":
         return []
     if call.copies:
-        return [Kernel("memcpy", f"Memcpy {call.copies}", _copy_ns(call, device))]
+        return [
+            Kernel(
+                "memcpy", f"Memcpy {call.copies}", round(FLOOR_NS + call.nbytes / 2 / device.pcie)
+            )
+        ]
     if not call.nbytes:
         return []
     name = bare_name(call.name)
     row = _row(call)
-    total = roofline_ns(call, device)
+    measured = measured_call_ns(call, device)
+    total = roofline_ns(call, device, row) if measured is None else measured
     number = call.number_format
     kernel = f"{row.name}_{number}" if operator(name).is_matrix else f"{row.name}<{name}>"
-    return [Kernel("kernel", kernel, max(round(total / row.kernels), 1))] * row.kernels
+    one = max(round(total / row.kernels), 1)
+    return [Kernel("kernel", kernel, one, measured is not None)] * row.kernels
 
 
 def number_format(call: Call) -> str:
@@ -81,23 +93,84 @@ def _row(call: Call) -> Learned:
     name, number = bare_name(call.name), number_format(call)
     rows, family = learned(), operator(name).family
     keys = [f"{name} {number}", name, f"{family} {number}", family, ""]
-    return next((rows[key] for key in keys if key in rows), Learned())
-
-
-def _copy_ns(call: Call, device: Device) -> int:
-    return round(FLOOR_NS + call.nbytes / 2 / device.pcie)
+    row = next((rows[key] for key in keys if key in rows), Learned())
+    if family == "recurrent" and isinstance(states := call.arguments[RNN_STATE], tuple):
+        # Each layer and time step is a product and its cell; each layer has some more, backward twice as many.
+        layers, batch = states[:2]
+        steps = call.results[0][0] * call.results[0][1] // batch
+        return row._replace(kernels=layers * (2 * steps + 8 * operator(name).flop))
+    return row
 
 
 def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float:
     """Return what the kernels of a call take by their FLOP and bytes."""
     row = row or _row(call)
-    flop, nbytes = work(call)
-    number = number_format(call)
-    rate = device.tflops.get(number) or device.tflops["float32"]
-    arithmetic = flop / (rate * 1e3) / row.of_peak / filled(call, device)
-    traffic = nbytes / device.bandwidth / row.of_bandwidth
+    arithmetic, traffic = ideal_ns(call, device)
+    arithmetic /= row.of_peak
+    if _is_attention(call):
+        batch, heads, length, width = _queries(call)
+        scores = work(call)[0] / ((10 if "backward" in call.name else 4) * width)
+        exponentials = scores / (EXPONENTIALS * device.units)
+        beside = device.capability >= HOPPER
+        arithmetic = hypot(arithmetic, exponentials) if beside else arithmetic + exponentials
+        arithmetic += batch * heads * ceil(length / TILE) * A_BLOCK_NS / device.units
     floor = device.floor_ns or FLOOR_NS
-    return row.kernels * floor + max(arithmetic, traffic)
+    return row.kernels * floor + max(arithmetic, traffic / row.of_bandwidth)
+
+
+def _is_attention(call: Call) -> bool:
+    """Return whether it is one of the fused attentions in 16 bits."""
+    fused = operator(bare_name(call.name)).family == "attention" and len(_queries(call)) == 4
+    return fused and call.number_format.endswith("float16")
+
+
+def _queries(call: Call) -> tuple[int, ...]:
+    """Return the sizes of an attention's queries: batch, heads, length, width."""
+    return call.arguments["backward" in call.name]  # type: ignore[return-value]
+
+
+def ideal_ns(call: Call, device: Device) -> tuple[float, float]:
+    """Return what FLOP and bytes of a call take at the device's peaks, with the units that it fills."""
+    flop, nbytes = work(call)
+    rate = device.tflops.get(number_format(call)) or device.tflops["float32"]
+    return flop / (rate * 1e3) / filled(call, device), nbytes / device.bandwidth
+
+
+def measured_call_ns(call: Call, device: Device) -> float | None:
+    """Return what a call takes by measured tables; None where nobody measured it.
+
+    Attention was measured causal and forward: without the mask, or backward, it takes as much longer as its
+    FLOP and its part of the peak say. Of the three products of experts one takes a third.
+    """
+    name, number, times = bare_name(call.name), call.number_format, 1.0
+    family = operator(name).family
+    if not device.tables or not call.results or number in ("float32", "tf32"):
+        return None
+    result = call.results[0]
+    if family == "matmul":
+        operation, sizes = "gemm", (*result, _inner(call))
+        if name == "_grouped_mm":
+            left, right = np.array(call.arguments[0]), np.array(call.arguments[1])
+            tokens, (experts, *matrix) = (left[1], result) if len(result) == 3 else (left[0], right)
+            operation, sizes, times = "moe", (int(tokens), *matrix, 1, experts), 1 / 3
+        elif len(result) != 2:
+            return None
+    elif _is_attention(call):
+        batch, heads, length, width = _queries(call)
+        blocks = ceil(length / TILE)
+        causal = 2 * batch * heads * length**2 * width * (blocks + 1) / blocks
+        operation, sizes = "attention", (batch, length, heads, heads, width)
+        times = work(call)[0] / causal * learned()["attention"].of_peak / _row(call).of_peak
+    else:
+        return None
+    known = _known_ns(device.name, operation, number, sizes)
+    return None if known is None else known * times
+
+
+@cache
+def _known_ns(gpu: str, operation: str, number: str, sizes: tuple[int, ...]) -> float | None:
+    found = measured_ns(find_device(gpu), operation, number, np.array([sizes]))
+    return None if found is None else float(found[0][0])
 
 
 def work(call: Call) -> tuple[int, int]:
@@ -124,11 +197,13 @@ def filled(call: Call, device: Device) -> float:
     if operator(bare_name(call.name)).family != "matmul" or not call.results:
         return 1.0
     *batch, rows, columns = (1, 1, *call.results[0])
-    tiles = -(-rows // TILE) * -(-columns // TILE)
-    for size in batch:
-        tiles *= size
-    inner = call.arguments[-2 if bare_name(call.name) != "addmm" else 1]
-    depth = inner[-1] if isinstance(inner, tuple) and inner else 1
-    tiles *= max(min(depth // SPLIT, 32), 1)  # libraries split what is summed, too
+    tiles = prod(batch) * ceil(rows / TILE) * ceil(columns / TILE)
+    tiles *= max(min(_inner(call) // SPLIT, 32), 1)  # libraries split what is summed, too
     waves = -(-tiles // device.units)
     return min(tiles / (waves * device.units), 1.0)
+
+
+def _inner(call: Call) -> int:
+    """Return over how many elements a product sums."""
+    left = call.arguments[-2 if bare_name(call.name) != "addmm" else 1]
+    return left[-1] if isinstance(left, tuple) and left else 1

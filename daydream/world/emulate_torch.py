@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from daydream.world.emulate import Emulation
 
 GPU = torch.device("cuda", 0)
+LSTM, GRU = 2, 3  # cuDNN's modes
+HOPPER = 9.0  # its compute capability
 NOTHING = (
     "init",
     "_lazy_init",
@@ -59,6 +61,11 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
             "linear": _linear,
         }.items():
             library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
+        for mode, name in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru")):
+            recur = functools.partial(_recur, mode)
+            library.impl(f"{name}.input", recur, "CompositeImplicitAutograd", allow_override=True)
+        for name, function in (("_cudnn_rnn", _cudnn), ("_cudnn_rnn_backward", _cudnn_backward)):
+            library.impl(name, function, "Meta", allow_override=True)
         _replace_autocast(library, stack)
 
 
@@ -74,7 +81,7 @@ def _put(stack: ExitStack, owner: Any, **functions: Any) -> None:
 
 def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     """Let tensors say where they are, and go where they are sent."""
-    own_device, own_to = vars(FakeTensor)["device"].fget, Tensor.to
+    own_device, own_to, own_copy = vars(FakeTensor)["device"].fget, Tensor.to, Tensor.__deepcopy__
 
     def device_of(tensor: FakeTensor) -> torch.device:
         if gpu.inside or gpu.fake.in_kernel_invocation:
@@ -122,6 +129,17 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     def sent(device: str) -> Callable[..., Tensor]:
         return lambda tensor, *_, **__: to(tensor, device)
 
+    def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        """Copy a fake tensor by an operator: torch's own way gives one whose views have another storage."""
+        if not isinstance(tensor, FakeTensor):
+            return own_copy(tensor, memo)
+        if id(tensor) not in memo:
+            made = tensor.detach().clone()
+            own_type = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor.requires_grad_
+            memo[id(tensor)] = own_type(made, tensor.requires_grad)
+        found: Tensor = memo[id(tensor)]
+        return found
+
     def is_of(find: Callable[[Any], torch.device], kind: str) -> property:
         return property(lambda tensor: find(tensor).type == kind)
 
@@ -132,6 +150,7 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
         stack,
         Tensor,
         to=to,
+        __deepcopy__=copied,
         cuda=sent("cuda"),
         cpu=sent("cpu"),
         pin_memory=lambda tensor, *_: tensor,
@@ -139,6 +158,7 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     )
     _put(stack, torch, tensor=on_device(torch.tensor), as_tensor=on_device(torch.as_tensor))
     _put(stack, torch, save=functools.partial(_save, gpu), compile=functools.partial(_compile, gpu))
+    _put(stack, nn.Module, compile=lambda *_, **__: _compile(gpu))
 
 
 def _save(gpu: Emulation, *_: Any, **__: Any) -> None:
@@ -157,6 +177,7 @@ def _keep_buckets(gpu: Emulation) -> bool:
 def _compile(gpu: Emulation, model: Any = None, **_: Any) -> Any:
     """Return what was to be compiled as it is."""
     gpu.left_out["torch.compile was left out, and the program ran as without it"] = None
+    gpu.compiled = True
     return (lambda function: function) if model is None else model
 
 
@@ -239,8 +260,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
     """Let `torch.cuda` speak of the emulated GPU."""
     device = gpu.device
     memory = device.memory * 10**9
-    capability = (9, 0) if device.multiplies("float8") else (8, 0)
-    capability = capability if device.multiplies("bfloat16") else (7, 0)
+    capability = divmod(round(10 * device.capability), 10)
     properties = types.SimpleNamespace(
         name=f"NVIDIA {device.name}",
         total_memory=memory,
@@ -270,6 +290,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
         _put(stack, torch.cuda, **{name: lambda *_: gpu.held_bytes})
         _put(stack, torch.cuda, **{f"max_{name}": lambda *_: gpu.peak_bytes})
     _put(stack, torch.cuda, reset_peak_memory_stats=lambda *_: gpu.forget_peak())
+    _put(stack, torch.backends.cudnn, is_acceptable=lambda _: False)  # who asks would call it
     _put(stack, torch.cuda, Event=Stub, Stream=Stub, synchronize=lambda *_: gpu.wait())
 
 
@@ -306,7 +327,7 @@ def _attend(
         found = aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, learns, dropout, is_causal, scale=scale
         )
-    elif device.multiplies("float8") and query.shape[-1] <= 256:
+    elif device.capability >= HOPPER and query.shape[-1] <= 256:
         found = aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, learns, dropout, is_causal, scale=scale
         )
@@ -331,6 +352,57 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dim() == 2 or (x.dim() > 2 and x.is_contiguous()):
         return torch.addmm(bias, x.flatten(0, -2), turned).view(*x.shape[:-1], -1)
     return (x @ turned).add_(bias)
+
+
+def _recur(
+    mode: int,
+    x: Tensor,
+    state: Any,
+    weights: list[Tensor],
+    *how: Any,
+) -> tuple[Tensor, ...]:
+    """Return what a recurrent layer gives, as cuDNN's one operator: its result and the last states."""
+    _, layers, dropout, train, both, batch_first = how
+    hidden, cell = (state[0], state[1]) if mode == LSTM else (state, None)
+    width = (hidden if cell is None else cell).shape[2]
+    projected = 0 if hidden.shape[2] == width else hidden.shape[2]
+    stride = len(weights) // (layers * (2 if both else 1))
+    found = torch.ops.aten._cudnn_rnn(
+        x, weights, stride, None, hidden, cell, mode, width, projected, layers, batch_first, dropout,
+        train, both, [], None,
+    )  # fmt: skip
+    return tuple(found[: 2 if cell is None else 3])
+
+
+def _cudnn(*args: Any) -> tuple[Tensor, ...]:
+    """Return what torch's own rule for shapes gives, and what cuDNN keeps for backward.
+
+    As a recording of an LSTM shows: of each layer its gates and cell for all tokens, between layers what one gives
+    the next.
+    """
+    found = sys.modules["torch._meta_registrations"]._cudnn_rnn(*args)
+    x, (mode, width, _, layers), (train, both) = args[0], args[6:10], args[12:14]
+    gates = {LSTM: 5, GRU: 4}.get(mode, 1)
+    kept = x[..., 0].numel() * (2 if both else 1) * (layers * gates + layers - 1) * width
+    return (
+        *found[:3],
+        x.new_empty(kept * x.itemsize if train else 0, dtype=torch.uint8),
+        x.new_empty(0),
+    )
+
+
+def _cudnn_backward(
+    x: Tensor,
+    weights: list[Tensor],
+    _stride: int,
+    _buffer: Tensor,
+    hidden: Tensor,
+    cell: Any,
+    *_: Any,
+) -> Any:
+    """Return gradients of the input, the states and the weights."""
+    of_cell = x.new_empty(0) if cell is None else torch.empty_like(cell)
+    return torch.empty_like(x), torch.empty_like(hidden), of_cell, [*map(torch.empty_like, weights)]
 
 
 def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
@@ -360,7 +432,9 @@ def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
                 found = {one.dtype for one in args if isinstance(one, Tensor) and _is_cast(one)}
                 dtype = dtype if dtype in found or not found else next(iter(found))
             if policy == "32 result":
-                kwargs.setdefault("dtype", dtype)
+                names = [one.name for one in func._schema.arguments]
+                if len(args) <= names.index("dtype"):
+                    kwargs.setdefault("dtype", dtype)
             elif policy:
                 args = tuple(cast(one, dtype) for one in args)
             return func(*args, **kwargs)
@@ -385,11 +459,14 @@ def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in torch._C._dispatch_get_all_op_names():
         here, there = has(name, "AutocastCPU"), has(name, "AutocastCUDA")
-        if name.startswith("aten::") and (here or there):
+        of_cudnn = name == "aten::_cudnn_rnn"  # in builds with cuDNN by a function of its own
+        if name.startswith("aten::") and (here or there or of_cudnn):
             bare, _, overload = name.removeprefix("aten::").partition(".")
             func = getattr(getattr(torch.ops.aten, bare), overload or "default")
-            policy = operator(bare).autocast_gpu if there else ""
+            policy = "16" if of_cudnn else operator(bare).autocast_gpu
             function = functools.partial(call, func, policy)
+            if not (there or of_cudnn):  # what it calls may be in CUDA's lists
+                function = torch.library.fallthrough_kernel
             library.impl(name.removeprefix("aten::"), function, "AutocastCPU", allow_override=True)
 
 

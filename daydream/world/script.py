@@ -17,6 +17,10 @@ UNKNOWN_OBJECTS = (
     "the script receives Python objects from a rank that does not exist. Stages of a pipeline need none of them "
     "where each PipelineStage is given input_args and output_args"
 )
+NO_GPU = (
+    "the script asks for a GPU, and this machine has none: add --emulate NAME, such as --emulate h100, or let it "
+    "run on the CPU"
+)
 WORLD: dict[str, Any] = {}  # world_size, rank and cluster, once this process is in one
 
 
@@ -81,6 +85,9 @@ def make_world(world: dict[str, Any]) -> None:
     }
     if not hasattr(torch._C, "_nccl_version"):  # the profiler asks, where the backend is NCCL
         torch.cuda.nccl.version = lambda: (0, 0, 0)
+    if not torch.cuda.is_available():  # an emulated one comes later, and replaces these, too
+        for name in ("_lazy_init", "set_device"):
+            setattr(torch.cuda, name, lambda *_, **__: refuse(NO_GPU))
     own_of = {name: getattr(c10d, name) for name in found}
     for name, function in found.items():
         functools.update_wrapper(function, own_of[name])

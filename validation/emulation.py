@@ -1,0 +1,439 @@
+"""Emulated against recorded: the recordings of an H100 and an H200, each by what was learned from other models.
+
+    python validation/emulation.py --scratch FOLDER            kernels and memory
+    python validation/emulation.py --scratch FOLDER --steps    steps and intervals, too: a recording each
+    python validation/emulation.py --scratch FOLDER --write    learn `daydream/world/emulate.tsv` from all
+
+It takes torchvision and transformers, and the extra `gpus`. What the folder holds stays: empty it where emulation
+changed. A step is what it took without the profiler, a peak what PyTorch's allocator said; models were recorded in
+turn in a process that keeps what CUDA graphs of earlier ones left, so peaks begin at the fewest bytes that a step held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import daydream
+from daydream.costs.devices import find_device
+from daydream.costs.operators import bare_name, operator
+from daydream.trace.schema import DEVICE_KINDS
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / name) for name in ("benchmarks", "examples")]
+TABLE = HERE.parent / "daydream/world/emulate.tsv"
+LEAST, NEARLY_ALL = (
+    3e-5,
+    0.87,
+)  # of all recorded time: an operator that is learned; of an operator's: one format
+ALIASES = {  # names that stand for the same kernels, recorded and emulated
+    alias: name
+    for name, aliases in {
+        "copy_": "clone _to_copy slice_backward select_backward", "cat": "stack", "random_": "randint",
+        "fill_": "zeros zero_ ones_like ones zeros_like full full_like new_zeros", "clamp_min": "relu",
+        "clamp_min_": "relu_", "convolution": "cudnn_convolution _conv_depthwise2d",
+        "native_batch_norm": "cudnn_batch_norm", "native_batch_norm_backward": "cudnn_batch_norm_backward",
+        "_scaled_dot_product_efficient_attention": "_efficient_attention_forward",
+        "_scaled_dot_product_efficient_attention_backward": "_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention": "_cudnn_attention_forward",
+        "_scaled_dot_product_cudnn_attention_backward": "_cudnn_attention_backward",
+    }.items()
+    for alias in aliases.split()
+}  # fmt: skip
+BY_FORMAT = ("matmul", "convolution")  # families whose rows are by number format
+VARIOUS = (  # too many kinds of use to learn one figure from
+    "add", "add_", "fill_", "copy_", "mul", "mul_", "t", "bitwise_not", "tril", "nll_loss_backward", "nll_loss_forward",
+    "div", "sqrt", "where", "all", "gather", "embedding_dense_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
+)  # fmt: skip
+SIZES = {
+    "bert": (24, 1024, 16, 256),
+    "gpt": (24, 1024, 16, 512),
+    "gpt_small": (12, 256, 8, 128),
+    "gnmt": (4, 1024, 0, 48),
+}
+BATCHES = {"bert": 16, "gpt": 8, "gpt_small": 4, "train_gpt": 8}  # of all others 64
+SETTINGS = {"base": "", "tf32": "tf32", "amp_bf16": "amp"}
+Times = dict[str, tuple[int, int]]  # of an operator: ns of its kernels and copies, and how many these are
+
+
+class Case(NamedTuple):
+    """A recording: its model and change, the GPU, the trace, the step in ms and the peak in bytes (0: not known)."""
+
+    model: str
+    change: str
+    gpu: str
+    trace: Path
+    step_ms: float
+    peak: int
+
+    def of(self, scratch: Path, kind: str) -> Path:
+        """Return the file of what was emulated."""
+        return scratch / f"{self.model}-{self.change}-{self.gpu}.{kind}"
+
+
+@cache
+def cases() -> list[Case]:
+    """Return the recordings of steps that were neither compiled nor captured."""
+    found, after = [], json.loads((HERE / "h200/after/steps.json").read_text())
+    for path in [*sorted(HERE.glob("h?00/*.parquet")), *sorted(HERE.glob("h200/after/*.parquet"))]:
+        gpu, (model, _, change) = path.relative_to(HERE).parts[0], path.stem.partition("-")
+        base = (
+            model if path.parent.name != "after" and change in ("", "amp") else ""
+        )  # `train_gpt` before amp
+        if base or (change in SETTINGS and model in after):
+            trace, told = daydream.load(path), after.get(model, {}).get(change or "base", {})
+            step_ms = (trace.metadata.get("unprofiled_step_ns") or [told.get("synced_median_us", 0) * 1e3])[
+                0
+            ] / 1e6
+            if base and gpu == "h100":
+                told = {}
+                one = json.loads((HERE / "h100/measured.json").read_text())["recordings"].get(model, [{}])[0]
+                step_ms = one.get("step_ms", step_ms)
+            peak = told.get("peak_allocated_bytes") or (
+                max(trace.memory["allocated_bytes"]) if trace.memory else 0
+            )
+            found.append(Case(model, "base" if base else change, gpu, path, step_ms, int(peak)))
+    return found
+
+
+def transformer(name: str) -> Any:
+    """Return one of the models without a script of its own: GPTs, BERT, and GNMT's LSTMs."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    layers, width, heads, tokens = SIZES[name]
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.fc, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            b, t, c = x.shape
+            q, k, v = self.qkv(self.ln_1(x)).view(b, t, 3, heads, c // heads).permute(2, 0, 3, 1, 4)
+            scores = q @ k.transpose(-2, -1) * q.size(-1) ** -0.5
+            mask = torch.ones(t, t, device=q.device, dtype=torch.bool).tril()
+            seen = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+            x = x + self.proj(seen.transpose(1, 2).reshape(b, t, c))
+            return x + self.out(functional.gelu(self.fc(self.ln_2(x))))
+
+    class Model(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(32_000, width), nn.Embedding(tokens, width) if heads else None
+            if name == "gnmt":
+                self.encoder, self.decoder = (
+                    nn.LSTM(width, width, layers, batch_first=True) for _ in range(2)
+                )
+            elif name == "bert":
+                layer = nn.TransformerEncoderLayer(
+                    width, heads, 4 * width, activation="gelu", batch_first=True
+                )
+                self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            else:
+                self.encoder = nn.Sequential(*(Block() for _ in range(layers)), nn.LayerNorm(width))
+            self.head = nn.Linear(width, 32_000, bias=not name.startswith("gpt"))
+
+        def forward(self, x: Any) -> Any:
+            x = self.wte(x)
+            if self.wpe is None:
+                return self.head(self.decoder(x, self.encoder(x)[1])[0])
+            return self.head(self.encoder(x + self.wpe(torch.arange(x.size(1), device=x.device))))
+
+    return Model()
+
+
+def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
+    """Return a model on the emulated GPU, and its training step."""
+    import gpu_steps  # type: ignore[import-not-found]
+    import torch
+    import train_gpt  # type: ignore[import-not-found]
+    from torch.nn import functional
+
+    batch = BATCHES.get(case.model, 64)
+    if case.model in gpu_steps.MODELS:
+        gpu_steps.DEVICE, gpu_steps.TINY, gpu_steps.WORDS = "cuda", False, 32_000
+        variant, made = (
+            gpu_steps.Variant(gpu_steps.MODELS[case.model], gpu_steps.MODELS[case.model].settings),
+            [],
+        )
+        own = variant._built  # noqa: SLF001 - to learn the model
+        vars(variant)["_built"] = lambda: made.append(own()) or made[0]  # type: ignore[func-returns-value]
+        its_own = variant.step()
+        return made.pop()[0], its_own
+    if case.model in SIZES:
+        model, words, tokens = transformer(case.model), 32_000, SIZES[case.model][3]
+    elif case.model == "train_gpt":
+        model, words, tokens = train_gpt.GPT(512, 768, 6, 4, 256), 512, 256
+    else:
+        import torchvision  # type: ignore[import-not-found]
+
+        model, words, tokens = getattr(torchvision.models, case.model)(weights=None), 0, 1
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.change == "tf32"
+    model = model.to("cuda").train()
+    x = (
+        torch.randint(words, (batch, tokens), device="cuda")
+        if words
+        else torch.randn(batch, 3, 224, 224, device="cuda")
+    )
+    y, own_way = torch.randint(words or 1000, (batch * tokens,), device="cuda"), case.model == "train_gpt"
+    kind: Any = torch.optim.Adam if words else torch.optim.SGD
+    how: dict[str, Any] = {} if words else {"momentum": 0.9}
+    optimizer = kind(model.parameters(), lr=1e-5, **how, **({} if own_way else {"foreach": False}))
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=case.change == "amp_bf16"):
+            scores = model(x)
+            loss = functional.cross_entropy(scores.flatten(0, 1) if words else scores, y)
+            del scores
+        if own_way:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not own_way:
+            optimizer.zero_grad()
+
+    return model, step
+
+
+def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
+    """Save the calls of a step, its peak and what it held before or, with rows of a table, a recording."""
+    from daydream.world import emulate as world
+    from daydream.world import emulate_costs
+
+    emulate_costs.learned = (lambda: rows) if rows else emulate_costs.learned  # type: ignore[assignment]
+    world.emulate_script(case.gpu, "typical")
+    gpu = world.SCRIPT[0]
+    try:
+        model, step = prepared(case)
+    except ImportError as error:
+        return f"{path.stem} is left out: {error}"
+    step()
+    step()
+    if rows is None:
+        gpu.forget_peak()
+        held = gpu.held_bytes
+        path.write_bytes(pickle.dumps((world.observed(gpu, step, model), gpu.peak_bytes, held)))
+        return ""
+    with daydream.collect(path, steps=1, warmup=0, unprofiled=0, force=True) as recording:
+        while recording.trace is None:
+            step()
+    return ""
+
+
+def added(times: Times, name: str, ns: int) -> None:
+    """Count a kernel of an operator."""
+    bare = name.rpartition("::")[2]
+    before = times.get(key := ALIASES.get(bare, bare), (0, 0))
+    times[key] = before[0] + ns, before[1] + 1
+
+
+@cache
+def recorded(path: Path) -> tuple[Times, int]:
+    """Return what the last whole step of a recording ran, and ns in which something did."""
+    trace = daydream.load(path)
+    times: Times = {}
+    steps = trace.metadata["steps"]
+    last = max((number for number, step in enumerate(steps) if step["covered"]), default=0)
+    rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS) & (trace["step"] == last))
+    start, ns = trace["start_ns"][rows].astype(np.int64), trace["duration_ns"][rows].astype(np.int64)
+    for name, each in zip(np.array(trace.values("op"), object)[rows], ns.tolist(), strict=True):
+        added(times, str(name), each)
+    order = np.argsort(start)
+    end = np.maximum.accumulate((start + ns)[order])
+    return times, int(end[-1] - start.min() - np.maximum(start[order][1:] - end[:-1], 0).sum())
+
+
+def ran(calls: list[Any], gpu: str) -> Times:
+    """Return what an emulated step ran."""
+    from daydream.world.emulate_costs import kernels_of
+
+    times: Times = {}
+    for call in calls:
+        for kernel in kernels_of(call, find_device(gpu)):
+            added(times, call.name, kernel.duration_ns)
+    return times
+
+
+@cache
+def ideals(path: Path, gpu: str) -> dict[tuple[str, tuple[str, str]], Any]:
+    """Return, by operator and by what it is learned as, ns at the peaks by FLOP and bytes, calls, ns expected."""
+    from daydream.world import emulate_costs as costs
+
+    found: Any = defaultdict(lambda: np.zeros(4))
+    for call in pickle.loads(path.read_bytes())[0]:
+        name, number, device = bare_name(call.name), costs.number_format(call), find_device(gpu)
+        family = operator(name).family
+        by_format = family in BY_FORMAT or (family == "normalization" and number.endswith("float16"))
+        if call.nbytes and not call.copies and number != "depthwise":
+            key = name, (ALIASES.get(name, name), number if by_format else "")
+            found[key] += (*costs.ideal_ns(call, device), 1, costs.roofline_ns(call, device))
+    return dict(found)
+
+
+def learn(scratch: Path, left_out: str = "") -> list[list[str]]:
+    """Return the table: rows of operators that recordings have, and the others as they are.
+
+    Parts of the peaks are medians over recordings, weighted by their time; a recording counts for an operator of
+    which one format takes nearly all of the time.
+    """
+    from daydream.world import emulate_costs as costs
+
+    seen, names, total = defaultdict(list), defaultdict(set), 0
+    for case in (
+        one for one in cases() if one.of(scratch, "calls").exists() and not is_of(one.model, left_out)
+    ):
+        device, (times, _) = find_device(case.gpu), recorded(case.trace)
+        ideal = ideals(case.of(scratch, "calls"), case.gpu)
+        for name, key in ideal:
+            names[key].add(name)
+        total += sum(ns for ns, _ in times.values())
+        of_key: Any = defaultdict(lambda: np.zeros(4))
+        for (_, key), each in ideal.items():
+            of_key[key] += each
+        for key, (arithmetic, traffic, calls, expected) in of_key.items():
+            ns, kernels = times.get(key[0], (0, 0))
+            if ns and expected > NEARLY_ALL * sum(
+                each[3] for other, each in of_key.items() if other[0] == key[0]
+            ):
+                busy = max(ns - (device.floor_ns or costs.FLOOR_NS) * kernels, 0.1 * ns)
+                seen[key].append((kernels / calls, arithmetic / busy, traffic / busy, ns))
+    rows = {
+        row[0]: row for row in (line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines())
+    }
+    known = {name: row for name, row in rows.items() if row[-1] != "recordings"}
+    for (shown, number), each in seen.items():
+        for name in names[shown, number] if sum(one[3] for one in each) > LEAST * total else ():
+            label, family = f"{name} {number}".strip(), operator(name).family
+            if shown not in VARIOUS and rows.get(label, ["recordings"])[-1] == "recordings":
+                others = known.get(f"{family} {number}".strip()) or known.get(family, known[""])
+                by_flop = [(one[1], one[3]) for one in each if one[1] > one[2]]
+                by_bytes = [(one[2], one[3]) for one in each if one[1] <= one[2] and family not in BY_FORMAT]
+                parts = [middle(by_flop, others[2]), middle(by_bytes, others[3])]
+                count = max(round(median(one[0] for one in each)), 1)
+                known[label] = [label, str(count), *parts, others[4], "recordings"]
+    return [known.pop("operator"), *(known[key] for key in sorted(known))]
+
+
+def is_of(model: str, other: str) -> bool:
+    """Return whether two models are one, or of one kind: a small GPT and a larger one."""
+    return bool(other) and model.partition("_")[0] == other.partition("_")[0]
+
+
+def middle(weighted: list[Any], otherwise: str) -> str:
+    """Return the median of values with weights."""
+    half = sum(weight for _, weight in weighted) / 2
+    for value, weight in sorted(weighted):
+        half -= weight
+        if half <= 0:
+            return f"{min(value, 2):.3g}"
+    return otherwise
+
+
+def judged(case: Case, scratch: Path) -> dict[str, Any]:
+    """Return a row: figures recorded and emulated, and errors; by the table that counts now."""
+    from daydream.world import emulate_costs as costs
+
+    row: dict[str, Any] = {"recording": f"{case.model} {case.change} {case.gpu}"}
+
+    def compare(title: str, there: float, here: float) -> None:
+        row.update({title: f"{there:.1f} {here:.1f}", f"{title}: error": here / there - 1})
+
+    calls, peak, held = pickle.loads(case.of(scratch, "calls").read_bytes())
+    (times, busy_ns), own = recorded(case.trace), costs.measured_call_ns
+    for title, lookup in (("kernels, ms", lambda *_: None), ("by tables, ms", own)):
+        costs.measured_call_ns = lookup
+        found = ran(calls, case.gpu)
+        compare(title, busy_ns / 1e6, sum(each[0] for each in found.values()) / 1e6)
+    compare("kernels", *(sum(each[1] for each in one.values()) for one in (times, found)))
+    before, path = 0, HERE / f"h200/after/{case.model}-base_memory.parquet"
+    if case.gpu == "h200" and path.exists():
+        trace = daydream.load(path)
+        memory: Any = trace.memory
+        step = next(step for step in trace.metadata["steps"] if step["covered"])
+        at = np.array(memory["time_ns"])
+        within = (memory["device"] >= 0) & (at >= step["start_ns"]) & (at <= step["end_ns"])
+        before = int(np.array(memory["allocated_bytes"])[within].min()) - held
+    if case.peak:
+        compare("peak, MiB", (case.peak - before) / 2**20, peak / 2**20)
+    if (made := case.of(scratch, "parquet")).exists():
+        result, there = daydream.replay(made), daydream.replay(case.trace)
+        low, high = (result.replayed_ns / 1e6 * (1 + sign * result.spread) for sign in (-1, 1))
+        compare("step, ms", case.step_ms, result.replayed_ns / 1e6)
+        row["inside"] = f"{low:.1f} to {high:.1f}" + ("" if low <= case.step_ms <= high else " MISSED")
+        shares = []
+        for graph in (there.graph, result.graph):
+            kernels, of_layer = graph.select(kind="kernel"), Counter[str]()
+            for layer, ns in zip(kernels.layer.tolist(), kernels.duration_ns.tolist(), strict=True):
+                of_layer[str(layer)] += ns / kernels.total("duration_ns")
+            shares.append(of_layer)
+        row["other layer: error"] = 1 - sum(min(share, shares[1][one]) for one, share in shares[0].items())
+    return row
+
+
+def main() -> None:
+    """Emulate what the folder lacks, learn, judge."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--scratch", type=Path, required=True, help="folder of what is emulated")
+    parser.add_argument("--steps", action="store_true", help="record emulated steps, too")
+    parser.add_argument("--write", action="store_true", help="learn the table from all recordings")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
+    options = parser.parse_args()
+    options.scratch.mkdir(parents=True, exist_ok=True)
+
+    def made(kind: str, rows_of: Callable[[Case], Any]) -> None:
+        alone: Any = {
+            "max_workers": options.jobs,
+            "max_tasks_per_child": 1,
+            "mp_context": get_context("spawn"),
+        }
+        with ProcessPoolExecutor(**alone) as pool:
+            lacking = [one for one in cases() if not one.of(options.scratch, kind).exists()]
+            jobs = [pool.submit(emulate, one, rows_of(one), one.of(options.scratch, kind)) for one in lacking]
+            for said in filter(None, (job.result() for job in jobs)):
+                print(said, flush=True)
+
+    made("calls", lambda _: None)
+    if options.write:
+        TABLE.write_text("".join("\t".join(row) + "\n" for row in learn(options.scratch)), encoding="utf-8")
+        return
+    from daydream.world import emulate_costs as costs
+
+    kinds = (int, float, float, str)
+    rows = {
+        model: {
+            row[0]: costs.Learned(*(of(text) for of, text in zip(kinds, row[1:], strict=False)))
+            for row in learn(options.scratch, model)[1:]
+        }
+        for model in {case.model for case in cases()}
+    }
+    if options.steps:
+        made("parquet", lambda case: rows[case.model])
+    table = []
+    for case in (one for one in cases() if one.of(options.scratch, "calls").exists()):
+        costs.learned = lambda case=case: rows[case.model]  # type: ignore[assignment]
+        table.append(judged(case, options.scratch))
+        said = (f"{each:+.1%}" if isinstance(each, float) else str(each) for each in table[-1].values())
+        print(*said, sep="  ", flush=True)
+    for title in {title: 0 for row in table for title in row if title.endswith("error")}:
+        found = np.abs([row[title] for row in table if title in row])
+        print(f"{title}: median {np.median(found):.1%}, worst {found.max():.1%}, of {len(found)}")
+
+
+if __name__ == "__main__":
+    main()
