@@ -175,7 +175,7 @@ def test_a_stage_of_a_pipeline_sends_and_receives_each_micro_batch(folder):
 def test_all_stages_are_one_trace(folder):
     (folder.path / "train.parquet").write_text("an older one")
     stages = "--world", "2", "--all-stages", "--force"
-    done = collect(folder, PIPELINE, "train.py", "with shapes", world=stages)
+    done = collect(folder, PIPELINE, "train.py", world=stages)  # the second gets shapes from the first
 
     assert sorted({step["rank"] for step in done.trace().metadata["steps"]}) == [0, 1]
 
@@ -215,8 +215,9 @@ def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
     ("words", "said"),
     [
         (["--world", "4", "--rank", "4"], "--rank is 4, but a world of 4 has ranks 0 to 3"),
-        (["--rank", "1"], "--rank, --cluster and --all-stages go with --world"),
+        (["--rank", "1"], "--rank, --cluster, --all-stages and --imbalance go with --world"),
         (["--world", "4", "--nproc-per-node", "2"], "--world and --nproc-per-node exclude each other"),
+        (["--world", "4", "--imbalance", "0.5"], "--imbalance is 0.5; it is from 1, balanced"),
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],
 )

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
@@ -15,6 +17,10 @@ from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.trace.trace import Trace
 
+NO_EXPERTS = (
+    "--imbalance is for experts between two all-to-alls of one group, there and back; the trace's are not "
+    "like that. Record it without."
+)
 OWN = "^fake:"  # calls and waits that our process group of a fake world answered
 
 
@@ -142,6 +148,25 @@ def cluster_of_world(trace: Trace) -> Cluster:
     return find_cluster(world["cluster"]).holding(world["world_size"])
 
 
+def tasks_of_experts(graph: Graph) -> np.ndarray:
+    """Return the tasks of a GPU, else of the CPU, between each all-to-all that sends tokens and the one back.
+
+    Raises `GraphError` where all-to-alls are of no group or of several, or one of them has no way back.
+    """
+    calls = graph.select(kind="cpu", name="^fake:all_to_all$")
+    work = graph.select(kind="kernel") or graph.select(kind="cpu") - graph.select(name=OWN)
+    begin, launch = graph.measured_start_ns, work.launch
+    found = []
+    for rank in np.unique(work.rank):
+        sent = np.sort(begin[calls.ids[calls.rank == rank]])
+        if len(sent) % 2 or len({*calls.group}) != 1:
+            raise GraphError(NO_EXPERTS)
+        own = work.rank == rank
+        at = begin[np.where(launch >= 0, launch, work.ids)[own]]
+        found.append(work.ids[own][np.searchsorted(sent, at, "right") % 2 == 1])
+    return np.concatenate(found)
+
+
 def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     """Return the graph of a fake world whose collectives take their time on a cluster, none without one.
 
@@ -153,9 +178,13 @@ def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     duration[graph.select(kind="cpu", name=OWN).ids] = 0
     tasks = graph.select(kind="collective")
     ranks_of = {group["name"]: group["ranks"] for group in trace.metadata.get("groups", ())}
+    busier = trace.metadata["fake_world"].get("imbalance", 1.0)
+    if busier > 1:
+        experts = tasks_of_experts(graph)
+        duration[experts] = np.round(duration[experts] * busier)
     keys = zip(
         tasks.collective,
-        tasks.bytes.tolist(),
+        np.where(tasks.collective == "all_to_all", tasks.bytes * busier, tasks.bytes).tolist(),
         tasks.group,
         trace["peer"][tasks.row].tolist(),
         tasks.rank.tolist(),
