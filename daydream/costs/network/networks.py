@@ -153,18 +153,14 @@ def tasks_of_experts(graph: Graph) -> np.ndarray:
 
     Raises `GraphError` where all-to-alls are of no group or of several, or one of them has no way back.
     """
-    calls = graph.select(kind="cpu", name="^fake:all_to_all$")
-    work = graph.select(kind="kernel") or graph.select(kind="cpu") - graph.select(name=OWN)
-    begin, launch = graph.measured_start_ns, work.launch
-    found = []
-    for rank in np.unique(work.rank):
-        sent = np.sort(begin[calls.ids[calls.rank == rank]])
-        if len(sent) % 2 or len({*calls.group}) != 1:
-            raise GraphError(NO_EXPERTS)
-        own = work.rank == rank
-        at = begin[np.where(launch >= 0, launch, work.ids)[own]]
-        found.append(work.ids[own][np.searchsorted(sent, at, "right") % 2 == 1])
-    return np.concatenate(found)
+    sent = graph.select(kind="cpu", name="^fake:all_to_all$")
+    work = graph.select(kind="kernel") or graph.select(kind="cpu")
+    if len(sent) % 2 or len({*sent.group}) != 1:
+        raise GraphError(NO_EXPERTS)
+    begin = graph.measured_start_ns + graph.rank * (graph.measured_start_ns.max() + 1)
+    begun = begin[np.where(work.launch >= 0, work.launch, work.ids)]
+    found: np.ndarray = work.ids[np.searchsorted(np.sort(begin[sent.ids]), begun, "right") % 2 == 1]
+    return found
 
 
 def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
