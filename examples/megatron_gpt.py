@@ -4,9 +4,10 @@
     daydream collect --world 8 --emulate a100 examples/megatron_gpt.py --tensor-parallel 4 --micro-batch 2
 
 `--model gpt` is Megatron-LM of 2021 to 2023: attention of three kernels with a fused softmax where its kernel
-can be used, vocabulary-parallel loss in 32 bits. `llama3-70b` and `deepseek-v2` are Megatron Core with
-Transformer Engine: flash attention, sequence parallelism, and for the latter compressed attention (MLA) and
-experts. Stages of a pipeline are composed from the layers of one (`daydream plan`).
+can be used, with `--flash` of one; vocabulary-parallel loss in 32 bits. `t5` has an encoder and a decoder of
+that kind. `llama3-70b` and `deepseek-v2` are Megatron Core with Transformer Engine: flash attention, sequence
+parallelism, and for the latter compressed attention (MLA) and experts. Stages of a pipeline are composed from
+the layers of one (`daydream plan`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 MODELS: dict[str, dict[str, Any]] = {  # Llama 3 (Meta, 2024), table 3; DeepSeek-V2 (2024), section 3.1.2
     "gpt": {},
+    "t5": {"hidden": 768, "heads": 12, "vocabulary": 29_184, "sequence": 512, "dense_layers": 1},
     "llama3-70b": {
         "hidden": 8192, "heads": 64, "groups": 8, "ffn": 28_672, "vocabulary": 128_256, "sequence": 4096,
     },
@@ -32,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {  # Llama 3 (Meta, 2024), table 3; DeepSeek
     },
 }  # fmt: skip
 TOP, SHARED_FFN, QUERY_RANK, KEY_RANK, HEAD, ROTATED = 6, 3072, 1536, 512, 128, 64  # of DeepSeek-V2
+DECODED = 128  # tokens of T5's decoder
 KERNELS = torch.library.Library("fused", "DEF")
 
 
@@ -61,8 +64,7 @@ def fused(schema: str, way: Any, back_schema: str, back: Any, keep: Callable[...
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    size = scores.shape[-1]
-    ahead = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
+    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return scores.float().masked_fill(ahead, -10_000.0).softmax(-1).to(scores.dtype)
 
 
@@ -287,47 +289,64 @@ class Linear(nn.Module):
 
 
 class ScoresAttention(nn.Module):
-    """Attention whose scores are in memory; the softmax is fused where its kernel allows."""
+    """Attention whose scores are in memory; the softmax is fused where its kernel allows.
 
-    def __init__(self, of: Any) -> None:
+    With `--flash` one kernel; ranks that share a sequence gather keys and values. `cross`: of another one.
+    """
+
+    def __init__(self, of: Any, *, cross: bool = False) -> None:
         super().__init__()
         self.heads, self.size = of.heads // of.tp.size, of.hidden // of.heads
-        self.qkv = Linear(of, of.hidden, 3 * of.hidden, "out", "own")
+        self.flash, self.dropout = of.flash, of.attention_dropout
+        self.all = opposite(of.cp.gather, of.cp.scatter)
+        self.query = Linear(of, of.hidden, of.hidden, "out", "own") if cross else None
+        self.qkv = Linear(of, of.hidden, (3 - cross) * of.hidden, "out", "own")
         self.out = Linear(of, of.hidden, of.hidden, "in", "apart")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return what the heads of all ranks give, without a bias."""
         length, batch, _ = x.shape
-        parts = self.qkv(x).view(length, batch * self.heads, 3 * self.size).chunk(3, -1)
-        query, key, value = (one.transpose(0, 1) for one in parts)
-        room = query.new_empty(query.shape[0], length, length)
+        many = batch * self.heads
+        parts = self.qkv(x if other is None else other).unflatten(-1, (self.heads, -1))
+        parts = parts.flatten(1, 2).split(self.size, -1)
+        if self.query is not None:
+            parts = self.query(x).view(length, many, self.size), *parts
+        query, key, value = (one.transpose(0, 1) for one in (parts[0], *map(self.all, parts[1:])))
+        if self.flash:
+            three = (one.unflatten(0, (batch, -1)) for one in (query, key, value))
+            found = functional.scaled_dot_product_attention(*three, dropout_p=self.dropout, is_causal=True)
+            return self.out(found.flatten(0, 1).transpose(0, 1).contiguous().view(length, batch, -1))
+        room = query.new_empty(many, length, key.shape[1])
         scale = self.size**-0.5
         scores = torch.baddbmm(room, query, key.transpose(1, 2), beta=0.0, alpha=scale)
         # Its kernel takes four rows at once, of at most 2,048 (megatron/model/fused_softmax.py,
         # `is_kernel_available`); else the softmax is one of torch, in 32 bits.
-        if length <= 2048 and length % 4 == 0 and batch * self.heads % 4 == 0:
+        if scores.element_size() == 2 and length <= 2048 and length % 4 == 0 and many % 4 == 0:
             shares = softmax(scores)
         else:
-            ahead = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=x.device).triu(1)
             shares = scores.float().masked_fill(ahead, -10_000.0).softmax(-1).to(x.dtype)
-        shares = functional.dropout(shares, 0.1)
+        shares = functional.dropout(shares, self.dropout)
         found = torch.bmm(shares, value).transpose(0, 1).contiguous()
         return self.out(found.view(length, batch, -1))
 
 
 class GptLayer(nn.Module):
-    """A layer of Megatron-LM's GPT."""
+    """A layer of Megatron-LM's GPT; of T5's decoder where it attends to another sequence, too."""
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, of: Any, *, cross: bool = False) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(of.layer_norm() for _ in range(2))
+        self.norms = nn.ModuleList(of.layer_norm() for _ in range(2 + cross))
         self.attention = ScoresAttention(of)
+        self.other = ScoresAttention(of, cross=True) if cross else None
         self.wide = Linear(of, of.hidden, of.ffn, "out", "apart")
         self.narrow = Linear(of, of.ffn, of.hidden, "in", "apart")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return the next hidden state."""
         x = dropout_add(self.attention(self.norms[0](x)), self.attention.out.bias, x)
+        if self.other is not None:
+            x = dropout_add(self.other(self.norms[2](x), other), self.other.out.bias, x)
         found = self.narrow(bias_gelu(self.wide(self.norms[1](x)), self.wide.bias))
         return dropout_add(found, self.narrow.bias, x)
 
@@ -545,7 +564,7 @@ class Embedding(nn.Module):
             found = functional.embedding(tokens, self.weight)
         if self.position is None:
             return self.leave(found.transpose(0, 1).contiguous())
-        found = (self.leave(found) + self.position).transpose(0, 1).contiguous()
+        found = (self.leave(found) + self.position[: tokens.shape[1]]).transpose(0, 1).contiguous()
         return functional.dropout(found, 0.1)
 
 
@@ -556,16 +575,23 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = Embedding(of)
         self.layers = nn.ModuleList(
-            ModernLayer(of, dense=not of.experts or number < of.dense_layers) if of.modern else GptLayer(of)
+            ModernLayer(of, dense=not of.experts or number < of.dense_layers)
+            if of.modern
+            else GptLayer(of, cross=of.model == "t5" and number >= of.dense_layers)
             for number in range(of.layers)
         )
+        self.encoder = of.dense_layers if of.model == "t5" else 0
         self.head = Head(of, self.embedding.weight)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss."""
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
+        labels = labels[:, :DECODED] if self.encoder else labels
+        decoded = self.embedding(labels) if self.encoder else None
+        x, other = self.embedding(tokens), None
+        for number, layer in enumerate(self.layers):
+            if decoded is not None and number == self.encoder:
+                x, other = decoded, x
+            x = layer(x) if other is None else layer(x, other)
         return self.head(x, labels)
 
 
@@ -581,11 +607,11 @@ class Config(argparse.Namespace):
 
     def __init__(self, asked: dict[str, Any]) -> None:
         super().__init__(**{**asked, **{k: v for k, v in MODELS[asked["model"]].items() if not asked[k]}})
-        self.modern = self.model != "gpt"
+        self.modern = self.model not in ("gpt", "t5")
         self.hidden, self.heads = self.hidden or 1024, self.heads or 16
         self.ffn, self.groups = self.ffn or 4 * self.hidden, self.groups or self.heads
         self.sequence = self.sequence or 1024
-        self.dtype = torch.bfloat16 if self.modern else torch.float16
+        self.dtype = getattr(torch, self.dtype or ("bfloat16" if self.modern else "float16"))
         if not self.vocabulary:  # 50,257 of GPT-2, which ranks share in equal parts of a multiple of 128
             self.vocabulary = 50_257 if self.tensor_parallel == 1 else -(-50_257 // 1024) * 1024
         if not dist.is_initialized():
@@ -623,6 +649,9 @@ def arguments(given: list[str] | None = None) -> Config:
         parser.add_argument(f"--{name}", type=int, default=0 if name == "dense-layers" else 1)
     for name in ("tensor", "context", "expert"):
         parser.add_argument(f"--{name}-parallel", type=int, default=1)
+    parser.add_argument("--flash", action="store_true")
+    parser.add_argument("--dtype", default="")
+    parser.add_argument("--attention-dropout", type=float, default=0.1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return Config(vars(parser.parse_args(given)))
 

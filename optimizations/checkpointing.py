@@ -206,9 +206,7 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     input_until, kept = place_before(comes), end.copy()
     input_until[leads] = gone[next_part][leads]
     kept[leads] = end.clip(backward.first[next_part])[leads]
-    let_go = _of_cut_steps(held, forward, again)
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
-    held["end"][let_go] = _forward_ends(held, let_go, forward)
 
     # What makes the output is run once more if it keeps anything else: computing again stops after it.
     calls_again = set(call[goes].tolist())
@@ -224,22 +222,6 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     inputs = [(row, one) for one, row in enumerate(_inputs(held, forward)) if row >= 0 and runs_again[one]]
     held.hold_until([row for row, _ in inputs], gone[again[[one for _, one in inputs]]])
     _keep_random_state(held, again, gone, moved)
-
-
-def _of_cut_steps(held: Allocations, forward: Parts, again: Any) -> Any:
-    """Return what blocks save in steps of whose backward pass nothing was recorded: rows, int64.
-
-    The recording ends there, or lost it, and nothing frees it; in other steps these blocks have one.
-    """
-    keys = [(tuple(step), block) for *step, block in forward.keys.tolist()]
-    steps, blocks = (
-        {key[which] for key, at in zip(keys, again.tolist(), strict=True) if at >= 0} for which in (0, 1)
-    )
-    cut = [step not in steps and block in blocks for step, block in keys]
-    mine = ((forward.of >= 0) & [part >= 0 and cut[part] for part in forward.of.tolist()]).nonzero()[0]
-    behind = held["end"][mine] == AFTER
-    output = _outputs(held, mine, forward.of[mine], calls_that_made(held, "", mine), behind)
-    return mine[behind & ~output]
 
 
 def _keep_random_state(held: Allocations, again: Any, gone: Any, moved: Moved) -> None:

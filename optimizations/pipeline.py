@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from daydream.optimizations._gradient_collectives import FAKE_WORLD, families_of_blocks, refuse_ranks
 
@@ -22,7 +21,7 @@ from daydream.costs import (
     resized_time,
 )
 from daydream.memory import Allocations, block_of_rows, in_phase, parts_of
-from daydream.model import joint_update, trained_parameters
+from daydream.model import in_order, joint_update, passes_of_stages, trained_parameters
 from daydream.transforms import counted, listed, need_room
 from daydream.transforms import stages as order
 
@@ -32,59 +31,6 @@ CODE = "torch.distributed.pipelining.pipeline(model, mb_args=(batch,))"
 
 PASSES = ("forward", "loss", "backward")
 CHUNKS = 2  # of blocks a GPU, where stages are interleaved
-
-
-class Pass(NamedTuple):
-    """One pass of a micro-batch through a chunk of blocks."""
-
-    backward: bool
-    chunk: int
-    batch: int
-
-
-def passes_of_stages(schedule: str, stages: int, batches: int, chunks: int = 1) -> list[list[Pass]]:
-    """Return for each GPU its passes in the order in which it runs them; `chunks` is those of one GPU."""
-    if chunks > 1 and batches % stages:
-        raise GraphError(
-            f"interleaved stages take micro-batches by the {stages}; {batches} is not a multiple of it"
-        )
-    total = batches * chunks
-    found = []
-    for stage in range(stages):
-        forward, backward = [], []
-        for turn in range(total):
-            round_, place = divmod(turn, stages * chunks)
-            chunk, batch = place // stages, round_ * stages + place % stages
-            forward.append(Pass(False, chunk * stages + stage, batch))
-            backward.append(Pass(True, (chunks - 1 - chunk) * stages + stage, batch))
-        ahead = total if schedule == "gpipe" else min(_warm_up(stages, stage, chunks), total)
-        mixed = [one for pair in zip(forward[ahead:], backward, strict=False) for one in pair]
-        found.append([*forward[:ahead], *mixed, *backward[total - ahead :]])
-    return found
-
-
-def _warm_up(stages: int, stage: int, chunks: int) -> int:
-    """Return how many forward passes a GPU runs before its first backward pass follows one."""
-    behind = stages - stage - 1
-    return behind if chunks == 1 else 2 * behind + (chunks - 1) * stages
-
-
-def in_order(of_stages: Sequence[Sequence[Pass]], chunks: int) -> list[tuple[int, Pass]]:
-    """Return (GPU, pass) of all of them in an order in which they can be done; `chunks` of all GPUs."""
-    left, order = [list(passes) for passes in of_stages], list[tuple[int, Pass]]()
-    done = Counter[
-        int
-    ]()  # passes by micro-batch, each of which goes forward, then backward, through all chunks
-
-    def can_run(one: Pass) -> bool:
-        return done[one.batch] == (2 * chunks - 1 - one.chunk if one.backward else one.chunk)
-
-    while ready := [
-        (stage, passes.pop(0)) for stage, passes in enumerate(left) if passes and can_run(passes[0])
-    ]:
-        done.update(one.batch for _, one in ready)
-        order += ready
-    return order
 
 
 def equal_parts(times: Sequence[int], parts: int) -> list[int]:
@@ -258,7 +204,11 @@ def pipeline(
             f"{counted(len(passes.blocks), 'block')} cannot be shared out to {chunks} "
             f"{'chunks' if chunks > stages else 'stages'}"
         )
-    of_stages = passes_of_stages(schedule, stages, micro_batches, chunks // stages)
+    if chunks > stages and micro_batches % stages:
+        raise GraphError(
+            f"interleaved stages take micro-batches by the {stages}; {micro_batches} is not a multiple of it"
+        )
+    of_stages = passes_of_stages(stages, micro_batches, chunks // stages, gpipe=schedule == "gpipe")
     network = network_of(graph, stages, cluster=cluster, bandwidth=bandwidth, latency_us=latency_us)
     if micro_batch == "divided":
         if micro_batches > 1:
@@ -400,9 +350,9 @@ def memory(
     stage = _stage_of_rows(held, passes, [chunk % stages for chunk in passes.chunks(stages * chunks)])
     size = 1 / micro_batches if micro_batch == "divided" else 1.0
     activation = held.where(kind="activation")
-    for one in range(stages):
-        begun = min(_warm_up(stages, one, chunks) + 1, chunks * micro_batches) / chunks
-        under_way = micro_batches if schedule == "gpipe" else begun
+    of_stages = passes_of_stages(stages, micro_batches, chunks, gpipe=schedule == "gpipe")
+    for one, mine in enumerate(of_stages):
+        under_way = [each.backward for each in mine].index(True) / chunks  # before the first backward pass
         held.scale(activation & (stage == one), under_way * size)
     held.scale(held.where(kind="temporary", phase=PASSES), size)
 

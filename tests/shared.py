@@ -1,6 +1,5 @@
 """The public traces beside the repository, for tests that skip where they are absent."""
 
-import random
 from functools import cache
 from pathlib import Path
 
@@ -37,21 +36,4 @@ def refused(*paths):
         import_trace(paths)
     said = str(caught.value)
     assert "\n" not in said
-    return said
-
-
-def refusals(path, sound, times=150):
-    """Return what is said of damaged copies of a file, one line each, where these are not read."""
-    chance = random.Random(2)
-    said = []
-    for number in range(times):
-        damaged = bytearray(sound)
-        for _ in range(chance.randint(1, 4)):
-            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        path.write_bytes(damaged if number % 3 else sound[: chance.randrange(len(sound))])
-        try:
-            daydream.load(path)
-        except TraceError as error:
-            said.append(str(error))
-    assert not any("\n" in each for each in said)
     return said

@@ -29,6 +29,25 @@ class Edge(NamedTuple):
     cause: Cause = Cause.USER
 
 
+def written(tasks, edges="", priority=None):
+    """Return the plan of a text: `LANE DURATION +GAP @RELEASE, ...` and `SRC>DST LATENCY start CAUSE, ...`.
+
+    From one on, `start` and a cause may be left out; an edge counts from the end of its source then.
+    """
+    found, links = [], []
+    for task in filter(None, tasks.split(", ")):
+        lane, duration, *more = task.split()
+        given = {each[0]: int(each[1:]) for each in more}
+        found.append(Task(int(lane), int(duration), given.get("+", 0), given.get("@", 0)))
+    for edge in filter(None, edges.split(", ")):
+        between, *more = edge.split()
+        numbers = [int(each) for each in more if not each.isalpha()]
+        causes = [Cause[each] for each in more if each.isupper()]
+        ends = map(int, between.split(">"))
+        links.append(Edge(*ends, sum(numbers), "start" in more, *causes))
+    return drawn(found, links, priority)
+
+
 def drawn(tasks, edges, priority=None):
     """Return a plan of these tasks; `priority` maps each scheduled lane to its tasks, most urgent first."""
     urgency = np.zeros(len(tasks), np.int64)

@@ -16,10 +16,3 @@ def test_work_that_nothing_waits_for_leaves_the_step_to_what_it_waits_for():
     assert said(halve_short) == [
         "The step's time does not move with this change: it waits for the GPU (60%)."
     ]
-
-
-def test_a_step_that_moves_needs_no_reason():
-    def halve_long(graph):
-        graph.select(name="^long_kernel").scale(0.5)
-
-    assert said(halve_long) == []

@@ -1,25 +1,25 @@
-"""Whatever lies in the cache, the answer is right: damage, files of others, entries that somebody made up."""
+"""The cache of traces: what it holds, whose it is, and that no damage is believed."""
 
 import errno
 import os
+import random
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from fuzz.cache_entries import DAMAGES
 from machine.programs import PROGRAMS
 
 import daydream
 from daydream.cli.source import cache_entry
-from daydream.costs import contention
-from daydream.costs.contention import evidence_json, measured_contention
-from daydream.costs.workload import calls
-from daydream.costs.workload.calls import work_by_row
 from daydream.files import cache
-from daydream.files.cache import ENTRY, FOLDER, Contents, write_entry
-from daydream.predict import breakdown as parts
+from daydream.files.cache import ENTRY, FOLDER, Contents, read_entry, write_entry
 from daydream.trace.cached_trace import cached_trace
+
+# Whatever lies in the cache, the answer is right: damage, files of others, entries that somebody made up
+
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
@@ -60,24 +60,6 @@ def test_the_second_answer_comes_out_of_the_cache(trace):
     entry_of(trace).unlink()
     assert answer(trace) == (right, False)
     assert answer(trace) == (right, True)
-
-
-def test_what_every_question_asks_for_is_kept_as_it_is_worked_out(trace, monkeypatch):
-    made = daydream.replay(daydream.load(trace))
-    right = made.breakdown(), measured_contention(made.graph), work_by_row(made.graph.trace)
-    entry = cache_entry(str(trace), None, None)
-    assert entry is not None
-    found = cached_trace(entry)
-    assert found is not None
-    kept = daydream.replay(found)
-    for module, name in ((parts, "parts_of"), (contention, "_measure"), (calls, "calls_of")):
-        monkeypatch.setattr(module, name, None)  # none of them is asked again
-    assert kept.breakdown() == right[0]
-    assert evidence_json(measured_contention(kept.graph)) == evidence_json(right[1])
-    for one, other in zip(work_by_row(found), right[2], strict=True):
-        np.testing.assert_array_equal(one, other)
-    for name in ("duration_ns", "gap_ns"):
-        np.testing.assert_array_equal(kept.graph.columns[name], made.graph.columns[name])
 
 
 def test_what_one_changes_another_does_not_see(trace):
@@ -188,3 +170,43 @@ def test_writers_side_by_side_leave_a_whole_entry(trace):
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     left = {path.suffix for path in (trace.parent / "cache" / FOLDER).iterdir()}
     assert left == {ENTRY}
+
+
+# Thousands of damaged cache entries: each is found to be damaged, and the answer stays what it is
+
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    """The entry of `trace.json`, beside that of `other.json`."""
+    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
+    for name, program in (("trace.json", "multi_stream"), ("other.json", "synchronizing")):
+        PROGRAMS[program]().run(steps=4).write(tmp_path / name, 1, 3)
+        answer(tmp_path / name)
+    return entry_of(tmp_path / "trace.json")
+
+
+def test_no_damage_is_believed(entry, tmp_path):
+    data, other, changed = entry.read_bytes(), entry_of(tmp_path / "other.json").read_bytes(), 0
+    for number in range(480):
+        damaged = DAMAGES[number % len(DAMAGES)](random.Random(number), data, other)
+        entry.write_bytes(damaged)
+        entry.chmod(0o600)
+        if damaged != data:
+            changed += 1
+            assert read_entry(entry.name.removesuffix(ENTRY)) is None, number
+            assert not entry.exists()
+    assert changed > 400
+
+
+@pytest.mark.slow
+def test_no_damage_changes_an_answer(entry, tmp_path):
+    trace = tmp_path / "trace.json"
+    data, other, right = entry.read_bytes(), entry_of(tmp_path / "other.json").read_bytes(), answer(trace)[0]
+    for number in range(300):
+        damaged = DAMAGES[number % len(DAMAGES)](random.Random(number), data, other)
+        entry.write_bytes(damaged)
+        entry.chmod(0o600)
+        assert answer(trace) == (right, damaged == data), number

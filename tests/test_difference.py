@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from graph.jobs import job
 from graph.small_traces import launched, op, trace
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,43 +87,6 @@ def test_what_is_new_or_vanished_is_named():
     assert "vanished: pad" in text
 
 
-def test_layers_that_are_called_otherwise_do_not_hide_that_the_work_is_the_same():
-    before = one_step(("gemm", 20), layer="fc")
-    after = one_step(("gemm", 20), layer="model.fc")
-
-    found = daydream.compare(before, after)
-    assert [each.state for each in found.kernels] == ["same"]
-    assert [each.state for each in found.operators] == ["same"]
-    assert {each.state for each in found.layers} == {"new", "vanished"}
-
-
-def test_a_call_of_an_operator_counts_once_in_however_many_pieces():
-    rows = step(100, ("gemm", 4), ("gemm", 4))  # launches cut the operator's own time into three
-    found = daydream.compare(
-        trace(step(0), rows, steps=(0, 100, 200)), trace(step(0), rows, steps=(0, 100, 200))
-    )
-
-    (operator,) = [each for each in found.cpu if each.operator == "aten::mm"]
-    assert operator.before_count == 1
-    assert operator.before_ns == (40 - 2 * 5) * US  # here the two launches say not whose they are
-
-
-def test_a_cpu_trace_is_compared_by_its_operators():
-    sides = [
-        trace(
-            op("aten::mm", 0, 40, op="aten::mm"),
-            op("aten::mm", 100, 100 + time, op="aten::mm"),
-            steps=(0, 100, 200),
-        )
-        for time in (60, 20)
-    ]
-    found = daydream.compare(*sides)
-
-    assert (found.kernels, found.cpu) == ((), ())
-    assert [figures(each) for each in found.operators] == [(1, 1, 60, 20)]
-    assert "CPU work" in view_text(found)
-
-
 def test_what_else_is_different_is_said():
     gpu = trace(
         step(0), step(100, ("gemm", 20)), steps=(0, 100, 200), versions={"torch": "2.4"}, world_size=1
@@ -140,24 +102,6 @@ def test_what_else_is_different_is_said():
     assert "The size of the job is 1 and 8." in notes
     assert "Only one of the two knows layers; cpu" in notes
     assert "gpu and cpu cover a single step" in notes
-
-
-def test_a_prediction_is_set_beside_what_came_of_it():
-    # The GPU bounds the step: 20 us less of kernels are 20 us less of the step.
-    def recorded(time):
-        return trace(
-            [step(at, ("gemm", time), ("gemm", time)) for at in (0, 100, 200)], steps=(0, 100, 200, 300)
-        )
-
-    before, after = recorded(30), recorded(30)
-    prediction = daydream.whatif(before, "scale", on="gpu", factor=0.5)
-    found = daydream.compare(prediction, after)
-
-    assert found.before.prediction == "scale"
-    assert found.before.step_ns == prediction.predicted_ns
-    assert found.started_from_ns == prediction.replayed_ns
-    assert found.error == prediction.predicted_ns / found.after.step_ns - 1
-    assert figures(found.kernels[0]) == (2, 2, 30, 60)
 
 
 def test_a_trace_is_not_different_from_itself():
@@ -218,46 +162,6 @@ def test_the_other_way_round_every_change_is_the_opposite(before, after):
 
 def compared(before, after):
     return daydream.compare(shared_trace(f"kineto/{before}.json.gz"), shared_trace(f"kineto/{after}.json.gz"))
-
-
-def test_loader_workers_take_the_loading_out_of_the_step():
-    found = compared("v100_resnet50_loader_workers_0", "v100_resnet50_loader_workers_4")
-    before, after = (side.breakdown["by_phase"] for side in (found.before, found.after))
-
-    assert not found.overlap
-    assert found.speedup > 1.2
-    saved = found.before.step_ns - found.after.step_ns
-    assert before["data"] > saved > 0.7 * before["data"]  # the GPU's work takes over in part
-    assert after.get("data", 0) < 0.01 * before["data"]
-    largest = found.cpu[0]
-    assert (largest.state, largest.after) == ("vanished", ())
-    assert "DataLoader" in largest.before[0]
-    whole = [
-        sum(times) for times in zip(*((each.before_ns, each.after_ns) for each in found.layers), strict=True)
-    ]
-    assert abs(whole[1] / whole[0] - 1) < 0.02  # the same work on the same GPU
-
-
-@pytest.mark.parametrize("model", ["vit", "bert_small"])
-def test_kernels_of_two_vendors_match_by_layer_and_operator(model):
-    found = compared(f"h100_{model}_inference", f"mi300x_{model}_inference")
-    matched = [each for each in found.kernels if each.before and each.after]
-
-    assert any("H100" in note and "MI300X" in note for note in found.notes)
-    assert any(each.after == ("attn_fwd",) and each.state == "replaced" for each in matched)
-    assert all(each.before and each.after for each in found.layers)
-    assert sum(each.before_ns for each in matched) > 0.95 * sum(each.before_ns for each in found.kernels)
-
-
-def test_steps_of_the_same_rank_stand_side_by_side():
-    # Ranks that do not meet, each with steps of its own length: means are those of both ranks.
-    one = job(5, cpu=(100, 300), meet=False)
-    other = job(5, cpu=(300, 100), meet=False)
-    for before in (one, daydream.whatif(one, "scale", on="gpu", factor=0.5)):
-        found = daydream.compare(before, other)
-
-        assert sum(found.before.breakdown["by_cause"].values()) == (110 + 310) / 2 * US
-        assert sum(found.after.breakdown["by_cause"].values()) == (110 + 310) / 2 * US
 
 
 def test_the_page_shows_what_is_printed(monkeypatch, capsys):

@@ -1,21 +1,29 @@
-"""The evaluation page: rows as CSV, and tables that are computed from them."""
+"""What validation promises: figures, changed answers, laws, what may be found wrong."""
 
 import sys
 from pathlib import Path
 
+import evaluate
+import falsify
+import page
 import pytest
+import ranges
+import sanity
+from answer_truths import Truth
+from answers import compare, report
 from click.testing import CliRunner
+from machine.programs import PROGRAMS
+
+import daydream
+from daydream import cli
+from daydream.cli import confirm
+from daydream.predict.graph_diff import MODEL_ERROR
+from daydream.transforms.registry import names
+
+# The evaluation page: rows as CSV, and tables that are computed from them
+
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "validation"))
-
-import evaluate  # noqa: E402
-import page  # noqa: E402
-import ranges  # noqa: E402
-
-from daydream import cli  # noqa: E402
-from daydream.cli import confirm  # noqa: E402
-from daydream.predict.graph_diff import MODEL_ERROR  # noqa: E402
 
 
 def row(change, measured, predicted, *, recording="a"):
@@ -79,16 +87,6 @@ def test_figures_of_the_readme_are_those_of_the_rows():
 # -- what was measured ----------------------------------------------------------------------------------
 
 
-def test_a_recorded_cpu_is_predicted_from_its_traces():
-    mine = [
-        case for case in evaluate.of_devices() if case.trace.name == "MLP-1.parquet" and case.source == "cpu"
-    ]
-    found = [evaluate.answer(case) for case in mine]
-    assert len(found) == 7
-    assert not [one.refused for one in found if one.refused]
-    assert all(abs(one.error) < 0.25 for one in found)
-
-
 def test_peaks_of_memory_are_predicted_from_the_trace_of_the_unchanged_step():
     found = [evaluate.answer(case) for case in evaluate.of_memory() if case.model == "CNN"]
     assert len(found) == 14
@@ -131,3 +129,105 @@ def test_judge_ends_as_the_evaluation_ends(monkeypatch):
     monkeypatch.setattr("subprocess.call", lambda words: asked.append(words) or 1)
     assert CliRunner().invoke(cli.daydream, ["judge", "--public", "here"]).exit_code == 1
     assert asked == [[sys.executable, ROOT / "validation" / "evaluate.py", "judge", "--traces", "here"]]
+
+
+# How `validation/answers.py` compares answers: what differs, who owns it, what is nearer to the truth
+
+
+QUESTION = "whatif scale --on gpu --factor 0.5"
+TRUTHS = {"t": [Truth("scale", {"on": "gpu", "factor": 0.5}, ratio=0.8)]}
+
+
+def answer(predicted, replayed=1000, half=50, **more):
+    low, high = predicted - half, predicted + half
+    return {
+        "/predicted_ns": predicted,
+        "/replayed_ns": replayed,
+        "/predicted_low_ns": low,
+        "/predicted_high_ns": high,
+        **more,
+    }
+
+
+RECORDED = {"/recorded/measured_ns": 900}  # what is said where another step is answered about
+
+
+def differences(old, new, kept=None, truths=None, question=QUESTION):
+    found = compare({"t": {question: old}}, {"t": {question: new}}, {"t": kept or {}}, truths or {})
+    return found, {row.key: row.owner for row in found.rows}
+
+
+def test_a_difference_that_nobody_owns_is_printed(capsys):
+    found, rows = differences(answer(500), answer(600))
+    assert rows == {"/predicted_ns": "", "/predicted_low_ns": "", "/predicted_high_ns": ""}
+    assert report("x", found) == 1
+    assert f"t | {QUESTION} | predicted_ns: 500 -> 600, and 2 more" in capsys.readouterr().out
+
+
+def test_another_step_is_owned_where_all_answers_are_about_it():
+    world = {f"unprofiled: {QUESTION}": answer(600, 1200)}
+    assert set(differences(answer(500), answer(600, 1200, **RECORDED), world)[1].values()) == {"of_one_basis"}
+    assert set(differences(answer(500), answer(600, 1200), world)[1].values()) == {""}
+    assert set(differences(answer(500), answer(650, 1200, **RECORDED), world)[1].values()) == {
+        "",
+        "of_one_basis",
+    }
+
+
+def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_interval():
+    world = {f"unprofiled: {QUESTION}": answer(1200)}
+    found, rows = differences(answer(810), answer(1200, **RECORDED), world, TRUTHS)
+    assert all(owner.startswith("FARTHER from the truth") for owner in rows.values())
+    assert report("x", found) == 1
+    nearer, rows = differences(
+        answer(900), answer(810, **RECORDED), {f"unprofiled: {QUESTION}": answer(810)}, TRUTHS
+    )
+    assert set(rows.values()) == {"of_one_basis"}
+    assert nearer.holds == [(False, True)]
+    assert nearer.off[0][0] > nearer.off[0][1]
+
+
+# Mutations of recordings are reproducible, and an answer that a law or the machine refutes is found
+
+
+BUSY = ("gpu_bound", None)  # one thread, which waits for the loss at the end of each step
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return daydream.replay(falsify.recorded(BUSY)[0]).recording
+
+
+def judged(replay, truths):
+    found = falsify.Judged(0, "gpu_bound", ["nothing"], answers=4)
+    falsify.hold(found, replay, truths, frozenset(falsify.QUESTIONS))
+    return found
+
+
+@pytest.mark.parametrize(("true", "wrong"), [(0.9, 1), (0.52, 0)])
+def test_a_confident_wrong_answer_is_found(replay, true, wrong):
+    assert len(judged(replay, {("gpu", 0.5): true}).wrong) == wrong
+
+
+# Every optimization on a trace, held against laws: on a machine model's trace and a shipped one
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / "tiny_machine.json.gz"
+    PROGRAMS["multi_stream"]().run(steps=6).write(path, 2, 4)
+    shipped = ROOT / "examples" / "mlp_cpu.json.gz"
+    return [sanity.judge(f"kineto/{each.stem}", each, names()) for each in (path, shipped)]
+
+
+def test_every_optimization_predicts_or_says_why_not_and_no_law_is_broken(answered):
+    assert [each.findings for each in answered] == [[], []]
+    (_, laws), (_, rows) = sanity.tables(answered)
+    assert [row["laws broken"] for row in laws] == ["0", "0"]
+    assert sorted({row["optimization"].split()[0] for row in rows}) == sorted(names())
+    assert [row for row in rows if bool(row["speedup, bound by"]) == bool(row["why not"])] == []
+
+
+def test_the_page_lists_every_optimization():
+    shown = page.OPTIMIZATIONS.read_text(encoding="utf-8").partition("<!-- end")[0]
+    assert shown.partition("-->")[2].strip() == "\n".join(page.listed()).strip()

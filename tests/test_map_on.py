@@ -1,19 +1,28 @@
-"""Engines: the same answers in the same order wherever they are found, and errors that say what is wrong."""
+"""Work on several workers, arrays, and the memory that a process gives back."""
 
 import os
 import pickle
+import platform
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream import TraceError
+from daydream import TraceError, parallel
+from daydream.arrays import distinct, distinct_rows, last_before, percentile
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.parallel import Engine, engine_of, map_on
+
+# Engines: the same answers in the same order wherever they are found, and errors that say what is wrong
 
 
 def adding(amount):
@@ -75,12 +84,6 @@ def scheduler():
 
 def need_dask():
     pytest.importorskip("distributed", reason="needs the extra `dask`")
-
-
-def test_this_process_answers_one_after_the_other():
-    found = map_on("local", adding, 100, [1, 2, 3])
-
-    assert found == [(101, os.getpid(), 1), (102, os.getpid(), 2), (103, os.getpid(), 3)]
 
 
 def test_processes_answer_in_the_order_of_the_items(capfd):
@@ -179,19 +182,6 @@ def test_what_cannot_be_sent_is_told():
         map_on("processes:1", lambda shared: shared, None, [1])
 
 
-@pytest.mark.parametrize(
-    ("text", "engine"),
-    [
-        ("local", Engine("local")),
-        ("processes", Engine("processes")),
-        ("processes:4", Engine("processes", 4)),
-    ],
-)
-def test_engines_by_name(text, engine):
-    assert engine_of(text) == engine
-    assert engine_of(engine) is engine
-
-
 def test_engines_of_dask_by_name():
     need_dask()
     assert engine_of("dask:3") == Engine("dask", 3)
@@ -243,3 +233,129 @@ def test_a_file_that_a_worker_elsewhere_does_not_see_is_told(tmp_path):
 
     with pytest.raises(TraceError, match=r"(?s)sees no file .*rank0.json.*a folder that the machines share"):
         _reading((True, Options(), None))(([tmp_path / "rank0.json"], "kineto"))
+
+
+# Distinct values, numbers and percentiles are those of NumPy, to the last bit, and load no masked arrays
+
+
+WHOLE = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=60)
+REAL = st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=60)
+
+
+@given(WHOLE | REAL, st.lists(st.floats(0, 100) | st.integers(0, 100), min_size=1, max_size=5))
+def test_percentiles_are_those_of_numpy_to_the_last_bit(values, percents):
+    assert percentile(values, percents).tolist() == np.percentile(values, percents).tolist()
+    assert float(percentile(values, percents[0])) == float(np.percentile(values, percents[0]))
+
+
+SMALL = st.lists(
+    st.tuples(st.integers(-1, 6), st.integers(0, 3), st.sampled_from([-1, 10, 2**40])), max_size=40
+)
+
+
+@given(SMALL, st.sampled_from([np.int8, np.int16, np.int32, np.int64]))
+def test_values_and_rows_are_numbered_as_numpy_numbers_them(rows, dtype):
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    for column in (table[:, 0].astype(dtype), table[:, 2]):
+        known, place = np.unique(column, return_inverse=True)
+        found, number = distinct(column)
+        assert (found.dtype, found.tolist(), number.tolist()) == (
+            column.dtype,
+            known.tolist(),
+            place.tolist(),
+        )
+    _, first, place = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    found = [part.tolist() for part in distinct_rows(list(table.T))]
+    assert found == [first.tolist(), place.reshape(-1).tolist()]
+
+
+def test_the_last_row_before_a_time_is_of_its_own_group():
+    #  group 0  |a at 10|      |b at 30|
+    #  group 1         |c at 20|
+    at = np.array([(0, 9), (0, 10), (0, 30), (1, 19), (2, 99)]).T
+
+    assert last_before(np.array([0, 1, 0]), np.array([30, 20, 10]), *at).tolist() == [-1, 2, 0, -1, -1]
+
+
+# What is left behind: memory that is freed, in a process of our own and a user's; threads of Arrow
+
+
+LARGE_ARRAYS = """\
+import resource, sys
+import numpy as np
+from daydream.parallel import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "kept" else None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    arrays = [np.ones(1 << 18) for _ in range(8)]  # of 2 MiB
+    del arrays
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(how):
+    run = [sys.executable, "-c", LARGE_ARRAYS, how]
+    kept, faults = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    assert kept == ("True" if how == "kept" else "None")
+    return int(faults)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_arrays_that_are_made_again_and_again_cost_no_new_pages():
+    assert page_faults("kept") < page_faults("handed back") / 5
+
+
+def test_another_system_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    import ctypes
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    assert not parallel.keep_freed_memory()
+    parallel.hand_back_freed_memory()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_what_lies_freed_between_other_things_is_handed_back():
+    code = """
+import sys
+from daydream.parallel import hand_back_freed_memory, keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+keep_freed_memory()
+blocks = [bytearray(b"x") * (1 << 20) for _ in range(100)]
+del blocks[::2]
+before = resident()
+hand_back_freed_memory()
+print((before - resident()) * 4096 >> 20)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_trace_is_read_and_written_without_threads_of_arrow(tmp_path):
+    # Its pools end with the process, and on a busy machine abort one in twenty that end right away.
+    code = """
+import os, sys
+import pyarrow.parquet
+import daydream
+from two_streams import steps
+
+before = len(os.listdir("/proc/self/task"))
+steps().save(sys.argv[1])
+daydream.load(sys.argv[1])
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    run = [sys.executable, "-c", code, str(tmp_path / "trace.parquet")]
+    found = subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert found.stdout == "0\n"

@@ -6,7 +6,6 @@ from graph.small_traces import call, kernel, launched, op, trace
 
 import daydream
 from daydream.graph.calls import in_replays
-from daydream.report.info import info_of
 from daydream.report.views.step import likely_text
 
 
@@ -36,14 +35,6 @@ def test_what_runs_in_replays_is_said_where_a_change_leaves_it_out():
     assert answer.to_json()["left_in_replays_ns"] == 120_000
     # Twice as fast inside too, the step would be 60 us shorter: the range holds that.
     assert answer.uncertainty.unknown >= 60_000
-
-
-def test_a_change_that_reaches_replays_or_no_device_work_says_nothing():
-    faster = daydream.whatif(decoding(), "scale", on="gpu", factor=0.5)
-    assert faster.left_out is None
-    cpu = daydream.whatif(decoding(), "scale", on="cpu", factor=0.5)
-    assert cpu.left_out is None
-    assert cpu.to_json()["left_in_replays_ns"] is None
 
 
 def waiting(begin):
@@ -97,28 +88,3 @@ def test_little_of_that_counts_as_unknown_by_how_much_the_layers_change():
     assert answer.reason is None
     assert answer.unplaced.unknown_ns == 0.75 * 10_000
     assert answer.uncertainty.unknown >= 7_500
-
-
-@pytest.mark.parametrize(
-    "words",
-    [{"layer": "head"}, {"layer": "*"}, {"layer": "GPT"}, {"name": "a"}, {"layer": "blocks.*", "name": "a"}],
-)
-def test_other_layers_and_changes_by_something_else_are_told(words):
-    answer = daydream.whatif(model("op", unplaced=60), "scale", factor=0.5, **words)
-    assert answer.unplaced is None
-
-
-def test_what_a_model_does_itself_without_compilation_is_its_own():
-    answer = daydream.whatif(model("nothing", unplaced=60), "scale", layer="blocks.*", factor=0.5)
-    assert answer.unplaced is None
-    assert answer.reason is None
-
-
-def test_info_says_how_much_is_known_of_the_whole_model_only():
-    for call_of, said in (
-        ("graph", ("partly", "known for 77% of the kernel time; 23% only as part of CUDA graphs")),
-        ("nothing", ("yes", "known for 100% of the kernel time")),
-    ):
-        recorded = model(call_of, unplaced=60)
-        found = info_of(recorded.graph.trace, recorded.graph, recorded)
-        assert (found.verdicts["by layer"].answer, found.verdicts["by layer"].why) == said

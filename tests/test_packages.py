@@ -9,8 +9,7 @@ import venv
 import zipfile
 
 import pytest
-from test_project import PROJECT, ROOT
-from test_repository import EXAMPLES, files
+from test_repository import EXAMPLES, PROJECT, ROOT, files
 
 from daydream.transforms import registry
 

@@ -1,19 +1,33 @@
-"""Ranking: optimizations in order of what they save, pairs, reasons; and curves, by hand."""
+"""Rankings, sweeps, throughput: every row is what whatif says, and one answer everywhere."""
 
-import tempfile
+import json
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
-from graph.small_traces import op, trace
+from graph.random_machines import recipes
+from graph.small_graphs import kernels
+from graph.small_traces import call, launched, op, trace
+from hypothesis import HealthCheck, given, settings
 from machine.programs import PROGRAMS
+from shared import TRACES
 from two_streams import steps
 from view_text import view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError
-from daydream.costs.kernel_names import family
+from daydream.agents.questions import brief
+from daydream.errors import DaydreamError, NoMatchError
+from daydream.parallel import Engine
+from daydream.report.format import speedup, time_text
+from daydream.report.html.render import render
+from daydream.report.views.step import step_figures
 from daydream.transforms.registry import describe, names
+
+# Ranking: optimizations in order of what they save, pairs, reasons; and curves, by hand
 
 
 def halve_long(graph):
@@ -60,26 +74,9 @@ def test_optimizations_are_sorted_by_what_they_save(ranking):
     assert ranking.optimizations[0].speedup == 100 / 84
 
 
-def test_each_says_what_decides_then(ranking):
-    #                 the long kernel of 84; data, sync and two launches of 85; data, sync and a launch of 132
-    bounds = [("GPU", 60 / 84), ("CPU", (32 + 2 + 5 + 6) / 85), ("CPU", (64 + 2 + 6) / 132)]
-    assert [(each.bound, each.bound_share) for each in ranking.optimizations] == bounds
-    # Without any CPU cost 66 are left, without the device 52: neither bounds the step, as `explain` says.
-    assert (ranking.bound, ranking.bound_share) == ("turns", 0.0)
-    assert daydream.explain(ranking.replay).bound == "turns"
-
-
 def test_the_best_are_tried_together(ranking):
     found = [(each.optimization, each.saving_ns) for each in ranking.pairs]
     assert found == [("halve-data+halve-long", 31_000)]
-
-
-def test_what_does_not_apply_or_fails_is_named_with_the_reason(ranking):
-    assert ranking.left_out == {
-        "nothing": "this trace has no tasks of that kind",
-        "broken": "it failed: RuntimeError: a mistake",
-        "asks": "needs --factor and --kind",
-    }
 
 
 def test_curves_show_where_it_stops_paying(ranking):
@@ -127,30 +124,6 @@ def test_every_optimization_that_ships_is_ranked_or_has_a_reason(ranking):
     assert len(complete.pairs) <= 2
 
 
-def test_every_one_and_every_pair_of_a_real_program_is_what_whatif_says_one_by_one():
-    # A step with collectives, copies, waits and an optimizer, in a window that has to settle.
-    document = PROGRAMS["multi_stream"]().run(steps=6)
-    with tempfile.TemporaryDirectory() as folder:
-        recorded = daydream.load(document.write(Path(folder) / "step.json.gz", 2, 5))
-    before = daydream.replay(recorded)
-    complete = daydream.rank(before, pairs=3, with_curves=False)
-
-    assert len(complete.optimizations) > 5
-    assert len(complete.pairs) == 3
-    for each in (*complete.optimizations, *complete.pairs):
-        alone = daydream.whatif(before, each.optimization)
-        for figure in ("predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
-            assert getattr(each, figure) == getattr(alone, figure), each.optimization
-        assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
-        assert (each.bound, each.bound_share) == alone.bound
-        assert list(each.notes) == [note for note in alone.notes if note not in before.notes]
-    assert before.basis == "estimated"
-    assert {each.replayed_ns for each in complete.optimizations} == {complete.replayed_ns}
-    assert complete.replayed_ns == before.basis_ns
-    times = [each.predicted_ns for each in complete.optimizations]
-    assert times == sorted(times)
-
-
 def test_what_hardly_changes_the_step_is_no_gain(ranking):
     def hardly(graph):
         graph.select(name="data").scale(0.999)
@@ -170,25 +143,6 @@ def test_it_becomes_a_data_frame(ranking):
     assert frame.saving_ns.tolist() == [16_000, 15_000, -32_000, 31_000]
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("volta_sgemm_128x64_nn", "volta_sgemm"),
-        ("volta_sgemm_64x64_nt", "volta_sgemm"),
-        ("void at::native::reduce_kernel<128, 4, at::native::Op<float> >(int)", "reduce_kernel"),
-        ("void at::native::(anonymous namespace)::softmax_forward<float>(int)", "softmax_forward"),
-        ("void <unnamed>::elementwise_kernel_with_index<int>(int)", "elementwise_kernel_with_index"),
-        ("triton_poi_fused_add_3", "triton_poi_fused_add"),
-        ("Cijk_Ailk_Bljk_SB_MT64x32x16_SE", "Cijk_Ailk_Bljk_SB"),
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclKernel_AllReduce_RING_LL_Sum_float"),
-        ("128x64", "128x64"),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_the_family_of_a_kernel_is_its_name_without_types_and_tiles(name, short):
-    assert family(name) == short
-
-
 def test_of_two_that_are_the_same_change_one_is_left_out():
     def twin(name, factor, excludes=(), note=None):
         def change(graph):
@@ -206,3 +160,314 @@ def test_of_two_that_are_the_same_change_one_is_left_out():
     assert [each.optimization for each in ranking.optimizations] == ["apart", "other", "slower"]
     assert ranking.left_out["one"] == "the same change as other in this trace"
     assert not any("one" in pair.optimization.split("+") for pair in ranking.pairs)
+
+
+# Sweeps: every combination once, each as its what-if, refused ones with their reason, on any engine
+
+
+OWN = """
+def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fail: bool = False):
+    \"\"\"Scale a kernel.\"\"\"
+    print("no result")
+    if fail:
+        raise RuntimeError("as asked")
+    graph.select(name=part).scale(factor**times)
+"""
+
+
+#  thread 1  |long 5|short 5|                     a step of 100, of which a synchronization waits for long
+#  stream 7     |long 60    |data ...
+def steps_of(number=4, long=60, every=100):
+    rows = []
+    for n in range(number):
+        at = every * n
+        rows += launched("long_kernel", at, at + 6, at + 6 + long)
+        rows += [op("data", at + 10, at + 100, op="data")]
+        rows += [call("cudaDeviceSynchronize", at + 100, at + every)] if every > 100 else []
+    return trace(rows, steps=tuple(float(every * n) for n in range(number + 1)))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "step.json.gz"
+    return daydream.load(PROGRAMS["multi_stream"]().run(steps=6).write(path, 2, 5))
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "my_own.py"
+    path.write_text(OWN.format(name="my_own"), encoding="utf-8")
+    return str(path)
+
+
+SCALES = {"factor": [0.5, 1.0, 0.25], "on": ["cpu", "gpu"]}
+
+
+@pytest.fixture(scope="module")
+def found(recorded):
+    return daydream.sweep(recorded, "scale", SCALES)
+
+
+def test_each_scenario_is_the_what_if_with_its_options(recorded, found):
+    before = daydream.replay(recorded)
+
+    for each in found.scenarios:
+        alone = daydream.whatif(before, "scale", **each.options)
+        for figure in ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup"):
+            assert getattr(each, figure) == getattr(alone, figure)
+        assert (each.changed, each.inserted, each.removed) == (alone.changed, alone.inserted, alone.removed)
+        assert list(each.notes) == [note for note in alone.notes if note not in before.notes]
+    [one] = found.traces
+    assert (one.measured_ns, one.replay_error) == (before.basis_measured_ns, before.basis_error)
+    assert one.replayed_ns == found.scenarios[0].replayed_ns
+
+
+def test_a_trace_that_cannot_be_replayed_takes_nothing_from_the_others():
+    none = trace([op("data", 0, 90)])
+    found = daydream.sweep([steps_of(), none], "scale", {"factor": [0.5, 0.25]}, on="cpu")
+
+    assert [each.reason is None for each in found.traces] == [True, False]
+    assert len(found.scenarios) == len(found.refused) == 2
+    assert all("no step" in each.reason for each in found.refused)
+    with pytest.raises(GraphError, match="no step"):
+        daydream.sweep(none, "scale", {"factor": [0.5, 0.25]}, on="cpu")
+
+
+def test_one_that_fails_loses_no_other(own):
+    found = daydream.sweep(steps_of(), own, {"fail": [True, False], "times": [1, 2]})
+
+    assert [each.reason for each in found.refused] == ["my_own.py, line 6: RuntimeError: as asked"] * 2
+    assert len(found.scenarios) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "said"),
+    [
+        ({}, {}, "several values"),
+        ({"on": "cpu"}, {}, "needs a list of values"),
+        ({"factor": [0.5, 0.5]}, {}, "given 0.5 twice"),
+        ({"factor": [0.5]}, {"scale.factor": 2.0}, "given twice"),
+        ({"on": ["cpu", "gpu"]}, {}, "needs --factor"),
+        ({"factor": list(range(1001)), "kind": [str(n) for n in range(1000)]}, {}, "1,001,000 scenarios"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_read(values, options, said):
+    with pytest.raises(GraphError, match=said):
+        daydream.sweep("there-is-no-such-file.json", "scale", values, **options)
+
+
+@pytest.mark.parametrize("engine", ["processes:2", pytest.param("dask:2", id="dask", marks=pytest.mark.slow)])
+def test_the_engine_changes_nothing(recorded, own, engine):
+    if engine.startswith("dask"):
+        pytest.importorskip("distributed", reason="needs the extra `dask`")
+    two = {"one": recorded, "other": steps_of()}
+    values = {"factor": [0.5, 1.0, 0.25, 0.1], "on": ["cpu", "gpu"]}
+    here = daydream.sweep(two, "scale", values)
+
+    assert daydream.sweep(two, "scale", values, engine=engine).to_json() == here.to_json()
+    if engine == "processes:2":  # a file of a user's own goes with the question
+        there = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]}, engine=engine)
+        alone = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]})
+        assert there.to_json() == alone.to_json()
+        assert len(alone.refused) > 0
+
+
+def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
+    with pytest.raises(GraphError, match="is a Replay, which is not sent"):
+        daydream.sweep(daydream.replay(recorded), "scale", SCALES, engine="processes:1")
+    described = tmp_path / "lab.toml"
+    described.touch()
+    elsewhere = Engine("dask", address="tcp://host:8786")
+    with pytest.raises(DaydreamError, match="is a file of this machine"):
+        daydream.sweep(recorded, "scale", SCALES, name=str(described), engine=elsewhere)
+
+
+def test_a_value_has_to_be_one_of_the_choices():
+    with pytest.raises(GraphError, match="model must be one of bytes, sum, not 'best'"):
+        daydream.sweep("there-is-no-such-file.json", "fused-adam", {"model": ["sum", "best"]})
+
+
+# Throughput: what a second of training covers, where a change alters what a step covers
+
+
+H200 = "examples/train_gpt_h200.parquet"  # batches of 8 sequences of 256 tokens, in one pass a step
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return daydream.replay(H200)
+
+
+def twice_as_long(graph, *, times=4.0, unit="samples"):
+    kernels(graph).scale(2)
+    graph.covers(times, unit)
+
+
+def test_a_step_that_covers_four_times_the_samples_in_twice_the_time_gives_twice_the_throughput(replayed):
+    found = daydream.whatif(replayed, twice_as_long)
+
+    rate = found.throughput
+    assert rate.unit == "samples"
+    assert rate.gain == pytest.approx(4 * found.replayed_ns / found.predicted_ns)
+    assert rate.before_per_s == pytest.approx(8 / (found.replayed_ns / 1e9))
+    assert rate.after_per_s == pytest.approx(4 * 8 / (found.predicted_ns / 1e9))
+
+
+def test_tokens_are_those_of_all_samples(replayed):
+    found = daydream.whatif(replayed, twice_as_long, unit="tokens")
+
+    assert found.throughput.unit == "tokens"
+    assert found.throughput.before_per_s == pytest.approx(8 * 256 / (found.replayed_ns / 1e9))
+
+
+def test_a_sweep_is_sorted_by_throughput_unless_by_step(replayed):
+    asked = ["ddp", {"workers": [2, 8]}]
+
+    by_throughput = daydream.sweep(replayed, *asked, bandwidth=100.0)
+    by_step = daydream.sweep(replayed, *asked, bandwidth=100.0, sort="step")
+
+    assert [each.options["workers"] for each in by_throughput.scenarios] == [8, 2]
+    assert [each.options["workers"] for each in by_step.scenarios] == [2, 8]
+
+
+# One question, one answer: laws that hold on every trace, whatever the truth is
+
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = [ROOT / "examples" / name for name in (
+    "mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "train_gpt_h200.parquet",
+)]  # fmt: skip
+LARGEST = 300_000  # bytes of a public trace; of the others every fourth one, chosen by its name
+FIGURES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns", "speedup")
+
+
+def public():
+    """Return public traces that are not large, each a case of the slow tests."""
+    from sanity import sources
+
+    small = [path for _, path in sources(TRACES) if path.is_file() and path.stat().st_size < LARGEST]
+    found = [path for path in small if crc32(path.name.encode()) % 4 == 1]
+    if not found:
+        return [pytest.param(None, marks=pytest.mark.skip("the public traces are not at hand"))]
+    return [pytest.param(path, id=str(path.relative_to(TRACES)), marks=pytest.mark.slow) for path in found]
+
+
+@pytest.fixture(scope="module", params=[*EXAMPLES, *public()], ids=lambda path: getattr(path, "name", None))
+def replay(request):
+    try:
+        return daydream.replay(daydream.load(request.param))
+    except DaydreamError as error:
+        pytest.skip(f"this trace has no answer: {error}")
+
+
+@pytest.fixture(scope="module")
+def ranked_program(replay):
+    return daydream.rank(replay, pairs=0, with_curves=False)
+
+
+def figures(answer):
+    return {name: getattr(answer, name) for name in FIGURES}
+
+
+def test_every_place_gives_the_same_answer(replay, ranked_program):
+    best = [(each.optimization, each.options, each) for each in ranked_program.optimizations[:2]]
+    for name, options, row in [*best, ("scale", {"factor": 0.5}, None)]:
+        found = daydream.whatif(replay, name, **options)
+        document = json.loads(json.dumps(found.to_json()))
+        assert figures(found).items() <= document.items()
+        if row is not None:
+            assert figures(row) == figures(found)
+        agent = brief("whatif", document, {})
+        assert {name: agent[name] for name in FIGURES} == {**figures(found), "speedup": agent["speedup"]}
+        if not found.predicted_ns:
+            continue
+        assert found.speedup == found.replayed_ns / found.predicted_ns
+        assert agent["speedup"] == round(found.speedup, 4)
+        times = speedup(found.replayed_ns, found.predicted_ns)
+        screen = str(view_text(found))
+        first = re.search(r": (\S+) -> (\S+ \S+) per step, (\S+) \(", screen)
+        assert first[3] == times
+        last = re.findall(r"^ +the step +(\S+) +(\S+) +\S+$", screen, re.MULTILINE)[-1]
+        assert (first[1], first[2].split()[0]) == last
+        html = render("blocks.jinja", [step_figures(found)])
+        now = "estimated" if found.basis == "estimated" else "replayed"
+        for what, figure in ((now, found.replayed_ns), ("predicted", found.predicted_ns)):
+            assert f"{what}</span> <strong>{time_text(figure)}<" in html
+        assert f"speedup</span> <strong>{times}<" in html
+        assert repr(found).endswith(f", {found.speedup:.2f}x>")
+        for side, ns in (("before", found.replayed_ns), ("after", found.predicted_ns)):
+            parts = document[side]["ns_by_cause"].values()
+            assert sum(parts) == pytest.approx(ns, rel=1e-4, abs=len(replay.graph.steps))
+
+
+def test_a_saving_of_explain_is_that_of_the_what_if_and_what_it_names_first_is_ranked(replay, ranked_program):
+    answers = [each for cost in daydream.explain(replay).avoidable for each in cost.whatifs]
+    for each in answers:
+        if each.saving_ns is not None:
+            alone = daydream.whatif(replay, each.optimization, **each.options)
+            assert each.saving_ns == alone.replayed_ns - alone.predicted_ns
+    rows = {each.optimization: each for each in ranked_program.optimizations}
+    for cost in daydream.explain(replay).avoidable:
+        if cost.best is not None:
+            assert cost.best.optimization in rows
+            row = rows[cost.best.optimization]
+            assert row.options != cost.best.options or row.saving_ns == cost.best.saving_ns
+            break
+
+
+def slower_cpu(graph):
+    graph.select(on="cpu").scale(4)
+
+
+def faster(graph):
+    graph.select().scale(0.5)
+
+
+def and_nothing(change):
+    """Return a change with edits behind it that change nothing."""
+
+    def changed(graph):
+        change(graph)
+        tasks = graph.select()
+        tasks.set(dtype=tasks.dtype)
+        tasks.scale(1)
+
+    return changed
+
+
+def answers(replay, *changes):
+    found = []
+    for change in changes:
+        try:
+            answer = daydream.whatif(replay, change)
+        except DaydreamError as error:
+            found.append(type(error))
+        else:
+            found.append((figures(answer), answer.after.step_times()))
+    return found
+
+
+def assert_it_holds_whatever_was_asked(replay):
+    """Ask two questions in both orders, of copies that other questions and edits came before."""
+    expected = answers(replay, slower_cpu, faster)
+    again = daydream.replay(replay.graph.trace)
+    other = again.graph.copy()
+    work = kernels(other)
+    if len(work):
+        with suppress(NoMatchError):  # a table of kernels alone has no launches
+            work.launches().split(2)
+        work.first().remove()
+    assert answers(again, faster, slower_cpu) == expected[::-1]
+    assert answers(again, and_nothing(slower_cpu), and_nothing(faster)) == expected
+    assert answers(again, slower_cpu, faster) == expected
+
+
+def test_no_answer_depends_on_edits_that_change_nothing_or_on_what_was_asked(replay):
+    assert_it_holds_whatever_was_asked(replay)
+
+
+@settings(derandomize=True, max_examples=4, suppress_health_check=list(HealthCheck))
+@given(recipe=recipes())
+def test_of_a_random_program_neither(recipe, tmp_path):
+    path = recipe.machine().run(steps=11).write(tmp_path / "trace.json", 6, 9)
+    assert_it_holds_whatever_was_asked(daydream.replay(daydream.load(path)))

@@ -1,20 +1,29 @@
-"""The repository keeps its word: the README, the examples, what is packaged."""
+"""The repository: its project file, its examples, its public names, its sizes and what it may say."""
 
 import contextlib
+import copy
 import gzip
+import inspect
+import json
 import re
 import shlex
 import socket
 import subprocess
 import sys
+import textwrap
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import size as tool
 
 import daydream
 from daydream.cli import main
+
+# What holds the project around the code together: workflows, versions, news fragments, what is promised
+
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,9 +31,138 @@ else:
     import tomli as tomllib  # comes with pytest there
 
 ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+HIDDEN = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / ".pre-commit-config.yaml", ROOT / "mkdocs.yml", *(ROOT / ".github").rglob("*.yml")]
+)
+NO_FRAGMENTS = {"README.md", "section.jinja.md"}
+FRAGMENT = re.compile(r"(\d+|[a-z][a-z0-9]*([-_][a-z0-9]+)*)\.(added|changed|fixed|removed)\.md")
+
+
+def loaded(name):
+    yaml = pytest.importorskip("yaml", reason="needs the extra `test`")
+    found: dict[Any, Any] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    return {"on" if key is True else key: value for key, value in found.items()}  # YAML 1.1 has `on` for true
+
+
+def steps(workflow):
+    return [step for job in loaded(workflow)["jobs"].values() for step in job.get("steps", [])]
+
+
+# Workflows, templates, hooks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in HIDDEN if "/workflows/" in name])
+def test_a_workflow_may_read_only_and_names_a_version_of_what_it_uses(name):
+    actions = [step["uses"] for step in steps(name) if "uses" in step]
+
+    assert loaded(name)["permissions"] == {"contents": "read"}
+    assert [each for each in actions if not re.search(r"@(v\d+|release/v\d+)$", each)] == []
+
+
+def test_only_the_job_that_publishes_may_ask_for_a_token():
+    jobs = loaded(".github/workflows/release.yml")["jobs"]
+
+    assert {name: job.get("permissions") for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write"}
+    }
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+
+
+def test_a_commit_is_checked_by_the_ruff_of_the_project():
+    hooks = {each["repo"]: each for each in loaded(".pre-commit-config.yaml")["repos"]}
+    (pinned,) = {
+        each.removeprefix("ruff==")
+        for each in [*PROJECT["optional-dependencies"]["dev"], *PYPROJECT["dependency-groups"]["lint"]]
+        if each.startswith("ruff")
+    }
+
+    assert hooks["https://github.com/astral-sh/ruff-pre-commit"]["rev"] == f"v{pinned}"
+
+
+# pyproject.toml ----------------------------------------------------------------------------------
+
+
+def extra(name):
+    """Return what an extra installs, those that it names among them."""
+    found: set[str] = set()
+    for each in PROJECT["optional-dependencies"][name]:
+        inner = re.fullmatch(r"daydream-sim\[(.*)\]", each)
+        found |= set().union(*map(extra, inner[1].split(","))) if inner else {each}
+    return found
+
+
+def group(name):
+    """Return what a dependency group installs, those that it includes among them."""
+    found: set[str] = set()
+    for each in PYPROJECT["dependency-groups"][name]:
+        found |= group(each["include-group"]) if isinstance(each, dict) else {each}
+    return found
+
+
+@pytest.mark.parametrize("name", ["test", "docs", "dev"])
+def test_an_extra_and_the_group_of_its_name_are_the_same_list(name):
+    assert extra(name) == group(name)
+
+
+def test_versions_of_python_are_the_same_everywhere():
+    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if " :: 3." in each]
+    first, last = named[0], named[-1]
+    matrix = loaded(".github/workflows/ci.yml")["jobs"]["everything"]["strategy"]["matrix"]
+
+    assert named == [f"3.{minor}" for minor in range(int(first[2:]), int(last[2:]) + 1)]
+    assert PROJECT["requires-python"] == f">={first}"
+    assert matrix["python"] == [first, last]
+    assert f"| Python | {first} and newer | {first} and {last} |" in STABILITY
+    assert PYPROJECT["tool"]["mypy"]["python_version"] == first
+    assert PYPROJECT["tool"]["ruff"]["target-version"] == "py" + first.replace(".", "")
+
+
+# News fragments ----------------------------------------------------------------------------------
+
+
+def test_a_news_fragment_has_a_legal_name_and_says_something():
+    files = [path for path in (ROOT / "changes").iterdir() if path.name not in NO_FRAGMENTS]
+
+    assert [path.name for path in files if not FRAGMENT.fullmatch(path.name)] == []
+    assert [path.name for path in files if not path.read_text(encoding="utf-8").strip()] == []
+    assert [path.name for path in files if path.read_text(encoding="utf-8").startswith(("-", "*"))] == []
+
+
+# What is promised --------------------------------------------------------------------------------
+
+
+def test_the_stability_page_names_exactly_the_public_names():
+    rows = re.findall(r"^\| (?:functions|classes|errors) \| (.*) \|$", STABILITY, re.MULTILINE)
+
+    assert len(rows) == 3
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == daydream.__all__
+
+
+def test_the_stability_page_names_the_schemas(capsys):
+    with pytest.raises(SystemExit):
+        main(["whatif", "--list", "--json"])
+    trace = daydream.load(ROOT / "examples" / "mlp_cpu.json.gz")
+
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert f'`"schema": {json.loads(printed.out)["schema"]}`' in STABILITY
+    assert f"the version of its schema, which is {trace.metadata['schema_version']}." in STABILITY
+
+
+# The repository keeps its word: the README, the examples, what is packaged
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
 README = (ROOT / "README.md").read_text()
 EXAMPLES = ROOT / "examples"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def blocks(language, text=README):
@@ -146,7 +284,7 @@ def test_an_example_replays_within_one_per_cent(name):
 
 
 def test_the_version_is_the_same_everywhere():
-    assert PROJECT["project"]["version"] == daydream.__version__
+    assert PYPROJECT["project"]["version"] == daydream.__version__
     assert f"\n## {daydream.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -166,7 +304,7 @@ def test_every_package_is_listed_for_setuptools():
 
     mapped = {"daydream.optimizations", "daydream.examples"}
     assert {*(".".join(folder.parts) for folder in folders), *mapped} == {
-        *PROJECT["tool"]["setuptools"]["packages"]
+        *PYPROJECT["tool"]["setuptools"]["packages"]
     }
 
 
@@ -183,3 +321,92 @@ def test_no_file_names_a_place_on_somebodys_machine():
         found += [f"{name}: {place}" for place in {*places, *pattern.findall(text)} if place in text]
 
     assert found == []
+
+
+# What `tools/size.py` counts, on small texts
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "lines"),
+    [
+        ("", 0, 0),
+        ("a = 1  # one\n\n\nb = a\n", 6, 2),
+        ('"""What it is."""\n\nx = 1\n', 3, 1),
+        ('"""Two\nlines."""\n', 0, 0),
+        ('def f():\n    """Doc.\n\n    More of it.\n    """\n    return "a b"\n', 7, 2),
+        ('"one " "docstring"\nx = "not one"\n', 3, 1),
+        ('x = """three\nwords here\n"""\n', 2 + 4, 3),
+        ('def f():\n    a = 1\n    """three words\n    here"""\n', 5 + 3 + 3, 4),
+        ('f"{a} b {c:.2f}"', 11, 1),
+        ('f"{a.b(1, x)!r:>{w}}"', 2 + 2 + 8 + 2 + 1 + 1 + 3, 1),
+        ('rf"""two words {x}\n"""', 2 + 1 + 3, 2),
+    ],
+)
+def test_tokens_and_lines_of_small_texts(text, tokens, lines):
+    assert tool.size(text) == (tokens, lines)
+
+
+# What `help()` says of public names: what you get, in which unit and shape, errors, an example that runs
+
+
+PUBLIC = {name: getattr(daydream, name) for name in daydream.__all__}
+CLASSES = [
+    name for name, thing in PUBLIC.items()
+    if inspect.isclass(thing) and not issubclass(thing, Exception) and name != "Optimization"
+]  # fmt: skip
+
+
+def said(thing):
+    return inspect.getdoc(thing) or ""
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_example_of_a_class_runs(name, monkeypatch, capsys):
+    _, found, example = said(PUBLIC[name]).partition("Example::\n")
+
+    assert found, f"{name} shows no example"
+    lines = textwrap.dedent(example).strip().splitlines()
+    assert 1 < len(lines) <= 5
+    monkeypatch.chdir(ROOT)
+    exec("\n".join(lines), {"daydream": daydream})
+    assert "Error" not in capsys.readouterr().out
+
+
+# The page of all JSON is what the records say, and the JSON has the keys of the records
+
+
+GPT = ROOT / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+def keys(record):
+    return list(record.__struct_encode_fields__)
+
+
+def test_the_page_is_current():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "json_page.py", "--check"], check=False)
+    assert done.returncode == 0, "python tools/json_page.py writes it again"
+
+
+def test_json_has_the_keys_of_the_records_and_their_values():
+    replay = daydream.replay(GPT)
+    answers: list[Any] = [
+        replay.figures(),
+        daydream.whatif(replay, "fused-adam"),
+        daydream.rank(replay, ["fused-adam", "amp"], with_curves=False),
+        daydream.explain(replay),
+        daydream.sweep(replay, "scale", {"factor": [0.5]}, on="cpu"),
+    ]
+    for answer in answers:
+        document = answer.to_json()
+        assert list(document) == keys(answer)
+        fields = dict(zip(keys(answer), answer.__struct_fields__, strict=True))
+        for key, value in document.items():
+            own = getattr(answer, fields[key])
+            if isinstance(own, (int, float, str)):
+                assert value == own
+
+
+def test_a_copy_of_a_record_has_what_it_was_made_from():
+    found = daydream.whatif("examples/mlp_cpu.json.gz", "fused-adam")
+    assert copy.copy(found).bound == found.bound
+    assert found.code == found.to_json()["code"] == "torch.optim.Adam(parameters, fused=True)"

@@ -9,7 +9,7 @@ import daydream
 from daydream.errors import TraceError
 from daydream.trace import trace_file
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.step_range import BEFORE, StepRange, is_range
+from daydream.trace.step_range import StepRange, is_range
 from daydream.trace.trace import Trace
 
 STEPS = 12
@@ -75,16 +75,6 @@ def test_a_file_holds_of_a_range_what_the_trace_does(recorded, save, steps):
     assert "held_before" not in found.metadata
 
 
-def test_the_step_before_a_range_is_kept_but_not_covered(recorded):
-    found = recorded.of_steps("5:7")
-
-    before, *asked = found.metadata["steps"]
-    assert (before["covered"], before["why_not"]) == (False, BEFORE)
-    assert asked == recorded.metadata["steps"][5:7]
-    assert "2 steps 5:7 of 12" in found.metadata["notes"][-1]
-    assert recorded.metadata["steps"][4]["covered"]  # the trace itself is as it was
-
-
 def test_steps_of_a_range_replay_as_they_do_in_the_whole(recorded):
     whole = {step.name: step for step in daydream.replay(recorded).steps}
     found = daydream.replay(recorded.of_steps("5:9"))
@@ -104,12 +94,6 @@ def test_each_rank_counts_its_own_steps(tmp_path):
     assert [step["rank"] for step in steps].count(0) == [step["rank"] for step in steps].count(1) == 3
     assert set(np.unique(found["rank"]).tolist()) == {0, 1}
     assert len(daydream.replay(found).steps) == 4
-
-
-@pytest.mark.parametrize("steps", ["12:", "3:3", "5:2"])
-def test_a_range_without_a_step_is_refused(recorded, save, steps):
-    with pytest.raises(TraceError, match=r"has none of the steps .* the steps 0 to 11"):
-        daydream.load(save(recorded), steps=steps)
 
 
 def test_steps_that_no_trace_can_have_are_refused(recorded, save):

@@ -1,7 +1,6 @@
 """Of a long recording some steps stand for all: a run whose mean step is that of all, and answers say so."""
 
 import pytest
-from long_recording import SOME, STEPS
 
 import daydream
 from daydream.trace import step_range as module
@@ -21,18 +20,8 @@ def recording(*ranks, without=()):
     }
 
 
-def test_of_a_short_recording_all_steps_are_looked_at():
-    assert typical_run(recording([10] * 100), module.LONG) is None
-    assert typical_run(recording([10] * 100), module.LONG + 1) is not None
-
-
 def test_of_equal_steps_the_last_are_taken():
     assert typical_run(recording([10] * 100), ROWS) == TypicalRun(60, 100, 100, 0.0)
-
-
-def test_no_fewer_than_four_steps_are_taken():
-    assert typical_run(recording([10] * 100), 100 * ROWS) == TypicalRun(96, 100, 100, 0.0)
-    assert typical_run(recording([10] * 4), 100 * ROWS) is None
 
 
 def test_what_comes_now_and_then_is_in_the_run_as_often_as_in_the_recording():
@@ -47,10 +36,6 @@ def test_where_no_run_is_like_all_steps_all_are_looked_at():
     assert typical_run(recording([10] * 50 + [1000] + [10] * 49), ROWS) is None
 
 
-def test_ranks_of_different_numbers_of_steps_are_looked_at_whole():
-    assert typical_run(recording([10] * 100, [10] * 99), ROWS) is None
-
-
 @pytest.mark.parametrize(
     "metadata", [{}, {"steps": []}, recording([0] * 100), recording([10] * 50, without=range(50))]
 )
@@ -60,23 +45,6 @@ def test_without_judged_steps_nothing_is_left_out(metadata):
 
 def covered(trace):
     return sum(bool(step["covered"]) for step in trace.metadata["steps"])
-
-
-def test_a_file_is_read_as_its_trace_is_cut(long):
-    found, cut = daydream.load(long, steps="typical"), daydream.load(long).of_steps("typical")
-
-    assert found.metadata == cut.metadata
-    assert {name: found.values(name) for name in found.columns} == {
-        name: cut.values(name) for name in cut.columns
-    }
-    assert covered(found) == SOME
-    assert found.metadata["notes"][-1] == found.metadata["typical_run"]
-
-
-def test_a_loaded_trace_is_whole_and_a_question_about_a_file_is_not(long):
-    assert covered(daydream.load(long)) >= STEPS - 2
-    assert len(daydream.replay(daydream.load(long)).steps) >= STEPS - 2
-    assert len(daydream.replay(long).steps) == SOME
 
 
 @pytest.mark.parametrize("name", ["amp", "cuda-graphs"])

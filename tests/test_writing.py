@@ -161,16 +161,6 @@ def test_the_next_run_of_the_same_output_removes_what_a_killed_one_left(tmp_path
     assert names(tmp_path)[0].startswith(".other.")
 
 
-@posix
-def test_so_does_one_that_is_refused(tmp_path):
-    killed_while_writing(tmp_path / "out")
-    (tmp_path / "out").write_text("whole")
-
-    with pytest.raises(OutputError, match="exists already"):
-        write_whole(tmp_path / "out", text("another"))
-    assert names(tmp_path) == ["out"]
-
-
 def half_removed(folder, patched):
     """Begin a folder, fill it, and be stopped when the first file of it has been removed."""
     real = Path.unlink

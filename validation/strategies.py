@@ -3,7 +3,7 @@
     python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
 
 Each shape of a table (model, tp, cp, ep, micro-batch) is one layer of each kind of `examples/megatron_gpt.py`,
-emulated on the table's GPU over one micro-batch; all rows of the table are composed of these (`world.compose`).
+emulated on the table's GPU over one micro-batch; `daydream plan` predicts all rows of the table from these.
 One factor, fitted to every tenth row, scales all times, for what the runs do that nobody wrote down (clocks,
 logging); the figures are of the other rows, and without the factor `unscaled_median_error`. Rows that cannot be
 predicted are listed, with why.
@@ -18,9 +18,9 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,23 +30,16 @@ import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError
-from daydream.world.compose import Block, Model, Strategy, compose
+from daydream.plan.search import Job, Strategy
+from daydream.world.compose import Block, Model, peaks
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
 PAYS = 0.7  # to which part of their error the factor must bring these rows: it is not there to fit noise
 LEAST = 5  # rows of a group whose order counts
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How the runs of a table were made: GPU, machines, what the thread takes to launch an operator, `Model`."""
-
-    device: str
-    cluster: str
-    launch_ns: float
-    of_model: Mapping[str, Any] = field(hash=False)
+_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+RUNS: dict[str, Any] = _toml.loads((ROOT / "validation/runs.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -60,7 +53,7 @@ class Row:
         script: arguments of `examples/megatron_gpt.py` but for layers.
         layers: how many, of each kind.
         strategy: how it was divided.
-        setting: how it was run.
+        run: how it was run, in `runs.toml`.
         compared_by: what times are divided by before they are compared.
         measured_bytes: peak memory, 0 where unknown.
         why_not: why it cannot be predicted.
@@ -72,7 +65,7 @@ class Row:
     script: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
     strategy: Strategy = field(default_factory=Strategy)
-    setting: Setting | None = None
+    run: str = ""
     compared_by: float = 1.0
     measured_bytes: float = 0.0
     why_not: str = ""
@@ -82,40 +75,23 @@ class Row:
         """What its blocks depend on."""
         one = self.strategy
         split = [f"--tensor-parallel={one.tp}", f"--context-parallel={one.cp}", f"--expert-parallel={one.ep}"]
-        return (*self.script, *split, f"--micro-batch={one.micro_batch}"), self.setting, len(self.layers)
+        return (*self.script, *split, f"--micro-batch={one.micro_batch}"), self.run, len(self.layers)
 
 
-# Megatron-LM of 2021 to 2022 keeps gradients in 16 bits, master weights and two moments in 32, and its timers wait
-# for the GPU after each pass (`timers('forward-compute')` in megatron/schedules.py). What a launch of its Python
-# takes is of the smallest layers in the developer's half of vTrain's table: 3.0 ms of 52 kernels.
-OLD = {"gradient_bytes": 2, "synchronous": True}
-A100 = Setting("a100", "dgx-a100", 58_000, OLD)
-# Of Sailor's runs: 4 GH200 a node, Megatron-DeepSpeed.
-GH200 = Setting("gh200", "dgx-h100", 20_000, OLD)
-# Megatron Core of 2025 keeps gradients in 32 bits, and nothing waits.
-B200 = Setting("b200", "dgx-b200", 12_000, {})
-CI = {"a100": replace(A100, of_model={}), "h100": Setting("h100", "dgx-h100", 40_000, {})}
 # Adam reads and writes 12 bytes of state each, 2 to 4 of gradients, and norm and scaling of gradients 8.
 UPDATE_BYTES, BANDWIDTH = 38, 0.8
-APART = (
-    "experts|_cp|_ep|etp|mla|fp8|_zp|memory_speed|uneven|embedding_loss|fim"  # what names do not tell in full
-)
+APART = "experts|fp8|_zp|mla|memory_speed|uneven|embedding_loss|release"  # what names do not tell in full
 
 
 def megatron_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
     """Yield the rows of vTrain's tables. What many nodes trained was only possible with checkpointing."""
     for one in table:
-        gpus, batch, micro, hidden, layers, tp, dp, pp = (
-            int(one[key])
-            for key in (
-                "# GPUs", "global batch", "micro batch", "hidden size", "# layers", "tensor parallelism",
-                "data parallelism", "pipeline parallelism",
-            )
-        )  # fmt: skip
-        many = "Parameters (billion)" in one
-        strategy = Strategy(
-            dp, 1, tp, pp, micro_batch=micro, micro_batches=batch // dp // micro, checkpointing=many
+        gpus, batch, micro, hidden, layers = (
+            int(one[key]) for key in ("# GPUs", "global batch", "micro batch", "hidden size", "# layers")
         )
+        tp, dp, pp = (int(one[f"{key} parallelism"]) for key in ("tensor", "data", "pipeline"))
+        again = "Parameters (billion)" in one
+        strategy = Strategy(dp, 1, tp, pp, 1, 1, micro, batch // dp // micro, checkpointing=again)
         heads, length = one["attention heads"], one["sequence length"]
         yield Row(
             f"t {tp}, d {dp}, p {pp}, micro-batch {micro}",
@@ -124,7 +100,7 @@ def megatron_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
             (f"--hidden={hidden}", f"--heads={heads}", f"--sequence={length}"),
             (layers,),
             strategy,
-            A100,
+            "vtrain",
         )
 
 
@@ -142,55 +118,56 @@ def b200_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
             (f"--model={'deepseek-v2' if experts else 'llama3-70b'}", f"--sequence={length}"),
             (1, layers - 1) if experts else (layers,),
             Strategy(**of, micro_batches=count, sharded_optimizer=True),
-            B200,
+            "simumax",
             of["dp"],
             float(one["real_allocated_gib"]) * GIB,
         )
 
 
 def sailor_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
-    """Yield the rows of Sailor's plans: OPT-350M."""
+    """Yield the rows of Sailor's plans: OPT-350M (Zhang et al., 2022, table 1)."""
     for one in table:
         dp, tp, pp, micro, batch = (int(one[key]) for key in ("dp", "tp", "pp", "mbs", "gbs"))
-        mixed = "+" in one["gpu"]
         yield Row(
             Path(one["file"]).stem,
             f"{one['cluster']}, {pp * dp * tp} GPUs, batch {batch}",
             float(one["real_s"]) * 1e3,
-            ("--hidden=1024", "--heads=16", "--sequence=2048"),  # OPT (Zhang et al., 2022), table 1
+            ("--hidden=1024", "--heads=16", "--sequence=2048", "--dtype=float32", "--attention-dropout=0"),
             (24,),
             Strategy(dp, 1, tp, pp, micro_batch=micro, micro_batches=batch // dp // micro),
-            GH200,
+            "sailor",
             measured_bytes=float(one["max_mem"]),
-            why_not=f"a job of different GPUs: {one['gpu']}" if mixed else "",
+            why_not=f"a job of different GPUs: {one['gpu']}" if "+" in one["gpu"] else "",
         )
 
 
 def ci_rows(table: Sequence[dict[str, str]]) -> Iterator[Row]:
-    """Yield the rows of Megatron-LM's functional tests; those of its small GPT-3 have flags in common.
+    """Yield the rows of Megatron-LM's functional tests: the case's name tells what differs from its suite.
 
-    They are 12 layers of 512, 8 heads, length 1,024, 32 sequences a step, 4 a micro-batch (gpt3_mcore_te_tp2_pp2 and
-    others, `model_config.yaml`) on a node of 8; the case's name tells the rest.
+    Micro-batches are of 4, on 8 GPUs; files that name no GPU are of when all tests ran on A100. With Transformer
+    Engine attention is one kernel where a test resumes or may be nondeterministic; others ask for
+    `--attention-backend unfused`.
     """
     for one in table:
         name, golden = one["case"], one["golden"]
-        told = re.match(r"gpt3_mcore(?:_te)?_tp(\d)_pp(\d)(?:_vp(\d))?", name)
-        setting = next((how for gpu, how in CI.items() if gpu in golden), None)
+        told = re.match(r"(gpt3|bert|t5)_mcore(?:_te)?_tp(\d)_pp(\d)(?:_vp(\d))?", name)
         row = Row(name, f"{one['suite']}, {golden}", float(one["iter_s"]) * 1e3)
         row.measured_bytes = float(one["mem_max"] or 0)
         if told is None or re.search(APART, name):
             row.why_not = "its flags are in a file that the table does not have (model_config.yaml)"
-        elif setting is None:
-            row.why_not = f"on which GPUs, and how many, it ran is not in its name: {golden}"
         else:
-            tp, pp, each = (int(number or 0) for number in told.groups())
-            dp = 8 // tp // pp
+            tp, pp, each = (int(number or 0) for number in told.groups()[1:])
+            cp = int((*re.findall(r"_cp(\d)", name), 1)[0])
+            row.layers, batch, script = RUNS["tests"][told[1]]
+            row.run = next((gpu for gpu in ("gb200", "h100") if gpu in golden), "a100")
+            dp = max((4 if "1node" in name else 8) // tp // pp // cp, 1)
+            chunks = sum(row.layers) // pp // each if each and pp > 1 else 1
             row.strategy = Strategy(
-                dp, 1, tp, pp, 1, 1, 4, 8 // dp, 12 // pp // each if each else 1,
+                dp, 1, tp, pp, 1, cp, 4, batch // dp // 4, chunks,
                 "recompute" in name, "dist_optimizer" in name, "overlap_grad" in name,
             )  # fmt: skip
-            row.script = "--hidden=512", "--heads=8", "--sequence=1024"
-            row.layers, row.setting = (12,), setting
+            flash = "te_" in name and re.search("resume|nondeterministic|_cp", name)
+            row.script = (*script, "--dtype=bfloat16", *(["--flash"] if flash else []))
         yield row
 
 
@@ -213,10 +190,11 @@ def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
 
     sys.path.insert(0, str(ROOT / "examples"))
     example = import_module("megatron_gpt")
-    script, setting, kinds = shape
+    script, name, kinds = shape
+    how = RUNS[name]
     if not dist.is_initialized():
         make_world({"world_size": 64, "rank": 0, "cluster": None})
-    with emulated(setting.device) as gpu:
+    with emulated(how["device"]) as gpu:
         of = example.arguments([*script, "--device=cuda", f"--layers={kinds}"])
         model = example.Transformer(of)
         size = of.micro_batch, of.sequence // of.cp.size
@@ -232,29 +210,26 @@ def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
             if (share := getattr(of, name)).size > 1
         }
         layers = [f"layers.{number}" for number in range(kinds)]
-        return recorded_blocks(gpu, model, run, layers, setting.launch_ns, groups)
-
-
-def blocks_or_why(shape: tuple[Any, ...]) -> tuple[Block, ...] | str:
-    """Return the blocks of a shape, or why there are none."""
-    try:
-        return blocks_of(shape)
-    except (DaydreamError, RuntimeError, SystemExit, ValueError) as error:
-        return f"its layers cannot be emulated: {error}"
+        return recorded_blocks(gpu, model, run, layers, how["launch_ns"], groups)
 
 
 def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
     """Return the step in ms and the peak in bytes. Raises `DaydreamError`."""
     from daydream.costs.devices import find_device
 
-    setting = row.setting
-    assert setting is not None
+    how, strategy = RUNS[row.run], row.strategy
     first, *layers, last = blocks
     all_layers = [block for block, count in zip(layers, row.layers, strict=True) for _ in range(count)]
-    update_ns = UPDATE_BYTES / (find_device(setting.device).bandwidth * BANDWIDTH)
-    model = Model((first, *all_layers, last), **setting.of_model, optimizer_ns=update_ns)
-    found = compose(model, row.strategy, find_cluster(setting.cluster))
-    return found.step_ns / 1e6, found.peak_bytes
+    model = Model(
+        (first, *all_layers, last),
+        optimizer_ns=UPDATE_BYTES / (find_device(how["device"]).bandwidth * BANDWIDTH),
+        tied_parameters=0 if "untied" in how else first.parameters,
+        **{"synchronous": strategy.pp > 1, **how.get("model", {})},
+    )
+    found = Job({strategy.shape: model}, find_cluster(how["cluster"])).predict(strategy)
+    added_ns = how.get("each_parameter", 0) * len(all_layers) / strategy.pp * how["launch_ns"]
+    held = peaks(model, strategy)[how["logs"]] if "logs" in how else found.memory_bytes
+    return (found.step_ns + added_ns) / 1e6, held
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -332,22 +307,18 @@ def judge(path: Path, jobs: int) -> dict[str, Any]:
         raise DaydreamError(f"{path} is none of the tables that truth/INDEX.md describes")
     rows = list(reader(table))
     shapes = sorted({row.shape for row in rows if not row.why_not}, key=str)
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        blocks = dict(zip(shapes, pool.map(blocks_or_why, shapes), strict=True))
     kept, times, memory = [], [], []
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        blocks = {shape: pool.submit(blocks_of, shape) for shape in shapes}
     for row in rows:
-        made = row.why_not or blocks[row.shape]
-        if isinstance(made, str):
-            row.why_not = made
-            continue
         try:
-            took, held = predict(row, made)
-        except DaydreamError as error:
-            row.why_not = str(error)
-            continue
-        kept.append(row)
-        times.append(took)
-        memory.append(held)
+            took, held = (0.0, 0.0) if row.why_not else predict(row, blocks[row.shape].result())
+        except (DaydreamError, RuntimeError, SystemExit, ValueError) as error:
+            row.why_not = f"its layers cannot be emulated or composed: {error}"
+        if not row.why_not:
+            kept.append(row)
+            times.append(took)
+            memory.append(held)
     found = judged(kept, np.array(times), np.array(memory)) if kept else {"rows": 0, "groups": []}
     found["not_predicted"] = [{"name": row.name, "why": row.why_not} for row in rows if row.why_not]
     return found

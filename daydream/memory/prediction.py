@@ -132,14 +132,17 @@ def memory_after(
     now = (
         (rank, device) if (rank, device) in held.devices() else worst_device(held)
     )  # it may be a new worker's
-    before_bytes, after_bytes = peak_bytes(held, *now), peak_bytes(after, rank, device)
-    low = high = after_bytes
+    before_bytes = peak_bytes(held, *now)
+    last = last_whole_step(held)
+    lost = before_bytes - peak_bytes(up_to(held, last), *now)
+
+    def peak(after: Allocations) -> int:
+        return peak_bytes(up_to(after, last), rank, device) + lost
+
+    low = high = after_bytes = before_bytes if stays else peak(after)
     if not stays:  # a case that differs in nothing has the peak that is expected
         cases: list[Case] = [case for case in ("least", "most") if case in after.doubted_cases]
-        ends = [
-            after_bytes,
-            *(peak_bytes(changed(held, changes, case), rank, device) for case in cases),
-        ]
+        ends = [after_bytes, *(peak(changed(held, changes, case)) for case in cases)]
         low, high = min(ends), max(ends)
     if not stays and not _same(held, after):
         own = round(after_bytes * after.own_error)
@@ -207,6 +210,25 @@ def _check(held: Allocations, name: str) -> None:
         raise GraphError(f"memory() of {name} left a broken table: columns differ in length")
     if rows and held["bytes"].min() < 0:
         raise GraphError(f"memory() of {name} left allocations of less than no bytes")
+
+
+def last_whole_step(held: Allocations) -> int:
+    """Return the last step whose backward pass was recorded: the profiler loses the end of some recordings.
+
+    What later steps save is seen to be freed late or never, whatever is changed.
+    """
+    steps = held["step"][held.where(phase="backward") & (held["step"] >= 0)]
+    counts = np.bincount(steps, minlength=1)
+    return int(np.flatnonzero(counts * 2 >= counts.max())[-1])
+
+
+def up_to(held: Allocations, step: int) -> Allocations:
+    """Return allocations without those of later steps."""
+    if (held["step"] <= step).all():
+        return held
+    whole = held.copy()
+    whole.remove(held["step"] > step)
+    return whole
 
 
 def peak_bytes(held: Allocations, rank: int, device: int) -> int:

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         makers_and_users,
         saved_tensor_counts,
     )
+    from daydream.world.compose import in_order, passes_of_stages
 
 _HOMES = lazy.imports_of(__file__)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from daydream.errors import GraphError, NotApplicableError
+from daydream.errors import NotApplicableError
 from daydream.graph.calls import has_device_work
-from daydream.memory.allocations import Allocations, on_device
-from daydream.memory.prediction import memory_after, worst_device
+from daydream.memory.allocations import Allocations
+from daydream.memory.prediction import last_whole_step, memory_after, up_to, worst_device
 from daydream.model.blocks import matching_blocks, repeated_blocks
 from daydream.predict.memory import held_now
 from daydream.predict.prediction import Changed, Prediction, predict
@@ -19,19 +20,15 @@ from daydream.results import Live, Record
 from daydream.text import bytes_text
 from daydream.transforms.compose import edit_of, memory_changes, parse
 
-WIDTHS = 64, 8192  # sets of blocks that are kept; the first search limits the second
+WIDTH = 2048  # sets of blocks that are kept
 TRIES = 8
 OPTIONS = {"checkpointing": "layers", "vdnn": "within"}  # which option of a change names blocks
-CODE = """\
-from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
-
-for wrap, names in (
-    (wrappers.checkpoint_wrapper, {checkpointing}),
-    (wrappers.offload_wrapper, {vdnn}),
-):
-    chosen = [model.get_submodule(name) for name in names]
-    wrappers.apply_activation_checkpointing(model, wrap, chosen.__contains__)
-"""
+CODE = "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers"
+WRAP = (
+    "wrappers.apply_activation_checkpointing(model, wrappers.{}, "
+    "[model.get_submodule(name) for name in {}].__contains__)"
+)
+WRAPPERS = {"checkpointing": "checkpoint_wrapper", "vdnn": "offload_wrapper"}
 
 
 class Block(Record):
@@ -81,7 +78,8 @@ def choose_blocks(
 
     Each block is changed alone: how much longer the step gets is simulated, and how much less is held at each
     place of the program is read off the changed allocations. Of the sets whose sums fit the cheapest is
-    simulated as a whole; what it needs beyond its sum moves the limit for the next search.
+    simulated as a whole; what it needs and costs beyond its sums moves the limit and the prices for the next
+    search.
 
     Raises:
         TraceError: the trace has no memory events.
@@ -93,82 +91,79 @@ def choose_blocks(
     as_is = memory_after(held, [], capacity)
     if as_is.fits:
         raise NotApplicableError(f"a step fits {bytes_text(capacity)} as it is")
-    ways, cost, tables = _alone(replay, held, progress or (lambda _what, _share: None))
-    places = np.unique(np.concatenate([table["begin"] for table in (held, *tables)]))
-    now, *then = (_held_at(table, *worst_device(held), places) for table in (held, *tables))
-    saved = now - np.stack(then)
+    ways, costs, curves = _alone(replay, up_to(held, last_whole_step(held)), progress)
+    places = np.unique(np.concatenate([at for at, _ in curves]))
+    now, *then = (nbytes[np.searchsorted(at, places, "right") - 1] for at, nbytes in curves)
+    saved, cost = now - np.stack(then), np.array(costs, float)
     limit = capacity - (as_is.most_bytes - now.max())
     best: Prediction | None = None
-    chosen: list[int] = []
     seen: list[list[int]] = []
-    exact = True
-    while len(seen) < TRIES:
+    for _ in range(TRIES):
         try:
-            picked, whole = cheapest(cost, saved, now - limit, [way[0] for way in ways])
+            picked, exact = cheapest(cost, saved, now - limit, [way[0] for way in ways])
         except NotApplicableError:
             break
-        if picked in seen:
+        if not picked or picked in seen:
             break
         seen.append(picked)
-        options = _options([ways[each] for each in picked])
-        spec = [change for change in OPTIONS if f"{change}.{OPTIONS[change]}" in options]
-        found = predict(replay, edit_of(parse(spec), options), capacity_bytes=capacity)
-        memory = found.memory
-        if memory is None:
-            raise GraphError(str(found.memory_answer.unsaid))
+        spec, options = _change([ways[each] for each in picked])
+        found = predict(replay, edit_of(spec, options), capacity_bytes=capacity)
+        memory = memory_after(held, memory_changes(spec, options), capacity)
         if memory.fits and (best is None or found.simulated_ns < best.simulated_ns):
-            best, chosen, exact = found, picked, whole
+            best, chosen, whole_search = found, picked, exact
+        together = found.simulated_ns - found.replayed_ns  # of one link, say
+        cost[picked] *= max(together / max(cost[picked].sum(), 1), 1)
         limit = capacity - (memory.most_bytes - (now - saved[picked].sum(axis=0)).max())
     if best is None:
         again = [way for way in ways if way[1] == "checkpointing"]
-        edits = memory_changes(parse("checkpointing"), _options(again))
-        least = memory_after(held, edits, capacity).most_bytes
+        spec, options = _change(again)
+        least = memory_after(held, memory_changes(spec, options), capacity).most_bytes
         raise NotApplicableError(
             f"no choice of blocks fits {bytes_text(capacity)}: with all {len(again)} checkpointed a step needs "
             f"{bytes_text(least)}. batch-size, offload-optimizer and fsdp make it smaller."
         )
     at_peak = saved[:, now.argmax()].tolist()
     rows = [
-        Block(*way, number in chosen, ns, nbytes)
-        for number, (way, ns, nbytes) in enumerate(zip(ways, cost.tolist(), at_peak, strict=True))
+        Block(*way, number in chosen, ns, nbytes)  # type: ignore[call-arg] # mypy counts them twice
+        for number, (way, ns, nbytes) in enumerate(zip(ways, costs, at_peak, strict=True))
     ]
-    named = {
-        change: [row.block for row in rows if row.chosen and row.change == change]
-        for change in OPTIONS
-    }
     rows.sort(key=lambda row: np.inf if row.ns_per_byte is None else row.ns_per_byte)
-    choice = best.shared(Choice, blocks=rows, code=CODE.format(**named), exact=exact)
+    code = [CODE]
+    for change, wrapper in WRAPPERS.items():
+        if names := [row.block for row in rows if row.chosen and row.change == change]:
+            code.append(WRAP.format(wrapper, sorted(names)))
+    choice = best.shared(Choice, blocks=rows, code="\n".join(code), exact=whole_search)
     return choice.having(prediction=best)
 
 
-def _alone(
-    replay: Replay, held: Allocations, progress: Callable[[str, float], None]
-) -> tuple[list[tuple[str, str]], np.ndarray, list[Allocations]]:
-    """Return each block and change, how much longer a step takes with it (ns), and what is held then at most."""
-    graph = replay.graph
-    blocks = [block for family in repeated_blocks(graph) for block in family]
+def _alone(replay: Replay, whole: Allocations, progress: Any) -> tuple[list[Any], ...]:
+    """Return each block and change, how much longer a step takes with it, and what is held: without, with each."""
+    graph, device = replay.graph, worst_device(whole)
+    curves = [whole.held(*device)]
     ways = []
-    cost = []
-    tables = []
-    for number, block in enumerate(blocks or matching_blocks(graph, "*")):
-        for change in OPTIONS if has_device_work(graph) else ["checkpointing"]:
-            progress(f"{change} of {block}", number / max(len(blocks), 1))
-            options = _options([(block, change)])
-            after = held.copy()
-            after.case = "most"
-            try:
-                alone = predict(replay, edit_of(parse(change), options), interval=False)
-                for each in memory_changes(parse(change), options):
-                    if each.edit:
-                        each.edit(after, **each.options)
-            except NotApplicableError:
-                continue
-            ways.append((block, change))
-            cost.append(alone.simulated_ns - alone.replayed_ns)
-            tables.append(after)
+    costs = []
+    families = repeated_blocks(graph)
+    blocks = [block for family in families for block in family] or matching_blocks(graph, "*")
+    changes = OPTIONS if has_device_work(graph) else ["checkpointing"]
+    every = [*product(blocks, changes)]
+    for number, way in enumerate(every):
+        if progress is not None:
+            progress(f"{way[1]} of {way[0]}", number / len(every))
+        spec, options = _change([way])
+        (change,) = memory_changes(spec, options)
+        after = whole.copy()
+        after.case = "most"
+        try:
+            alone = predict(replay, edit_of(spec, options), interval=False)
+            change.edit(after, **change.options)  # type: ignore[misc]
+        except NotApplicableError:
+            continue
+        ways.append(way)
+        costs.append(alone.simulated_ns - alone.replayed_ns)
+        curves.append(after.held(*device))
     if not ways:
         raise NotApplicableError("no block of this trace holds activations for its backward pass")
-    return ways, np.array(cost), tables
+    return ways, costs, curves
 
 
 def cheapest(
@@ -176,15 +171,14 @@ def cheapest(
 ) -> tuple[list[int], bool]:
     """Return the items of the least cost that together save the excess at every place.
 
-    Items of a group come one after the other and exclude each other. Group by group each set is continued
-    without and with an item. Sets that can no longer save enough go, and of sets that lack the same the
-    dearer ones; of the others the cheapest stay, with the least that what they lack will cost.
+    Group by group each set is continued without and with an item: dynamic programming, by what sets still
+    lack. Sets that can no longer save enough go; of many those stay that are likely to end cheapest.
 
     Args:
         cost: of each item, shape (items,).
         saved: bytes that each saves at each place, negative for more, shape (items, places).
         excess: bytes that have to go at each place, shape (places,).
-        groups: what each item is of.
+        groups: what each item is of; items of a group exclude each other.
 
     Returns:
         the chosen items, and whether no set was left out that could have been cheaper.
@@ -193,71 +187,42 @@ def cheapest(
         NotApplicableError: no set saves enough.
 
     """
-    price = np.maximum(cost, 0)
     kept: list[int] = []  # places that are not decided by another one
     for place in np.argsort(-excess, kind="stable").tolist():
         if not (saved[:, kept] <= saved[:, [place]]).all(axis=0).any():
             kept.append(place)
-    saved = saved[:, kept]
-    items = np.arange(len(cost))
-    ways = [
-        [item for item in range(len(cost)) if groups[item] == group]
-        for group in dict.fromkeys(groups)
-    ]
-    gain, harm = (np.stack([each(saved[way], axis=0) for way in ways]) for each in (np.max, np.min))
-    most = np.inf
-    best = items[:0]
-    for width in WIDTHS:
-        whole = True
-        total, left = np.zeros(1), excess[None, kept]
-        sets = np.zeros((1, len(items)), bool)
-        for number, way in enumerate(ways):
-            total = np.concatenate([total, *(total + price[item] for item in way)])
-            left = np.concatenate([left, *(left - saved[item] for item in way)])
-            sets = np.concatenate([sets, *(sets | (items == item) for item in way)])
-            left = left.clip(harm[number + 1 :].clip(max=0).sum(axis=0))  # more never lacks again
-            later = items > way[-1]
-            rate = (price[later, None] / saved[later].clip(1)).min(axis=0, initial=np.inf)
-            least = total + np.where(left > 0, left * np.where(np.isinf(rate), 0, rate), 0).max(
-                axis=1, initial=0
-            )
-            can = (left <= gain[number + 1 :].clip(0).sum(axis=0)).all(axis=1) & (least <= most)
-            total, left, sets, least = (each[can] for each in (total, left, sets, least))
-            order = np.argsort(least, kind="stable")
-            _, first = np.unique(left[order], axis=0, return_index=True)
-            whole &= len(first) <= width
-            order = order[np.sort(first)[:width]]
-            total, left, sets = total[order], left[order], sets[order]
-        if len(total):
-            most = total.min()
-            best = np.flatnonzero(sets[total.argmin()])
-    if most == np.inf:
+    saved, price = saved[:, kept], np.maximum(cost, 0)
+    worth = price.sum() / saved.clip(1).max(axis=1, initial=1).sum()  # of a byte, about
+    of = np.array(groups)
+    ways = [np.flatnonzero(of == group) for group in dict.fromkeys(groups)]
+    sets: dict[tuple[int, ...], tuple[float, list[int]]] = {tuple(excess[kept]): (0, [])}
+    exact = True
+    for number, way in enumerate(ways, 1):
+        later = [saved[items] for items in ways[number:]]
+        gain, harm = (
+            sum((end(one, axis=0).clip(*limits) for one in later), np.zeros(len(kept)))
+            for end, limits in ((np.max, (0, None)), (np.min, (None, 0)))
+        )
+        found: dict[tuple[int, ...], tuple[float, list[int]]] = {}
+        for lacks, (total, chosen) in sets.items():
+            for some in ([], *([item] for item in way.tolist())):
+                left = np.maximum(lacks - saved[some].sum(axis=0), harm)  # more never lacks again
+                key, now = tuple(left), total + price[some].sum()
+                if (left <= gain).all() and now < found.get(key, (np.inf,))[0]:
+                    found[key] = now, [*chosen, *some]
+        exact &= len(found) <= WIDTH
+        likely = sorted(found, key=lambda key: found[key][0] + worth * max(key, default=0))
+        sets = {key: found[key] for key in likely[:WIDTH]}
+    if not sets:
         raise NotApplicableError("no set of blocks saves enough")
-    return best.tolist(), whole
+    return min(sets.values())[1], exact
 
 
-def _options(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the options of the changes that change these blocks."""
-    found: dict[str, Any] = {}
+def _change(ways: Sequence[tuple[str, str]]) -> tuple[list[Any], dict[str, Any]]:
+    """Return what changes these blocks, and its options."""
+    options: dict[str, Any] = {}
     for change, option in OPTIONS.items():
-        blocks = ",".join(block for block, of in chosen if of == change)
-        if blocks:
-            found[f"{change}.{option}"] = blocks
-            found |= {"vdnn.layers": "all"} if change == "vdnn" else {}
-    return found
-
-
-def _held_at(held: Allocations, rank: int, device: int, places: np.ndarray) -> np.ndarray:
-    """Return what is held at places of a rank's device, before anything goes there: bytes, int64."""
-    own = on_device(held, rank, device)
-    nbytes = held["bytes"][own]
-    found = np.zeros(len(places), np.int64)
-    for name, sign in (
-        ("begin", 1),
-        ("end", -1),
-    ):  # what begins at a place counts, and what ends there
-        at = held[name][own]
-        order = np.argsort(at, kind="stable")
-        sums = np.append(0, np.cumsum(nbytes[order]))
-        found += sign * sums[np.searchsorted(at[order] + (sign < 0), places, "right")]
-    return found
+        if blocks := ",".join(block for block, of in ways if of == change):
+            options[f"{change}.{option}"] = blocks
+            options |= {"vdnn.layers": "all"} if change == "vdnn" else {}
+    return parse([*dict.fromkeys(name.partition(".")[0] for name in options)]), options

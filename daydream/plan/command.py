@@ -11,8 +11,7 @@ from daydream.cli.options import NUMBER, SOME, Parsed
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.cli.sweep import values_of, workers_of
-from daydream.plan.search import SHOWN, By
-from daydream.plan.strategies import AXES, CHOICES
+from daydream.plan.search import AXES, CHOICES, SHOWN, By
 
 
 def _limit(text: str) -> tuple[str, list[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -14,21 +13,27 @@ from daydream.costs.network.nccl import bytes_of_message
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import parse_shapes
 from daydream.errors import NotApplicableError
+from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLLECTIVE, CPU, covered_steps, phase_code
+from daydream.memory.allocations import AFTER, BEFORE
 from daydream.memory.lifetimes import allocations
-from daydream.memory.liveness import block_of_rows
-from daydream.model.blocks import block_of_layers, repeated_blocks
-from daydream.plan.predictor import Job
-from daydream.plan.strategies import Sizes, Strategy
+from daydream.memory.prediction import last_whole_step, up_to
+from daydream.model.blocks import repeated_blocks
+from daydream.plan.search import Job, Sizes, Strategy
 from daydream.predict.replay import Replay
 from daydream.report.format import percent
 from daydream.text import counted
-from daydream.world.compose import GROUPS, Block, Exchange, Model, Pass, compose
+from daydream.world.compose import GROUPS, Exchange, Model, compose
+from daydream.world.parts import Parts
 
 OF_TRACE = (
     "From the trace of one GPU with {} a step: tp, ep, cp and other micro-batches are not predicted. Plan "
     "from the script for these."
+)
+NO_GPU = (
+    "no GPU ran in this trace, and plans are for GPUs: give the script, which is emulated on one: "
+    "`daydream plan train.py --gpus N --cluster {} --batch N`"
 )
 ERROR = 0.05  # of kernels beside transfers, and of blocks that are not alike
 PASSES = ("forward", "loss"), ("backward",)
@@ -38,11 +43,13 @@ def of_trace(replay: Replay, cluster: str) -> Job:
     """Return what the trace of one GPU tells of a job: everything but tp, ep, cp and other micro-batches.
 
     Raises:
-        NotApplicableError: the model repeats no block, is not trained, or the trace has collectives.
+        NotApplicableError: the model repeats no block, is not trained, or the trace has collectives or no GPU.
         TraceError: no memory was recorded.
         DaydreamError: there is no such cluster.
     """
     graph, machines = replay.graph, find_cluster(cluster)
+    if not has_device_work(graph):
+        raise NotApplicableError(NO_GPU.format(cluster))
     if (graph.kind[graph.ids] == COLLECTIVE).any():
         raise NotApplicableError(
             "this is one of several ranks; plan from the trace of one GPU alone"
@@ -85,116 +92,88 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
         raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
     tasks = graph.select(phase=("forward", "backward"))
     longest = max(families, key=lambda one: tasks.group_by(block=one).tasks.total("duration_ns"))
-    place_of, names = block_of_layers(graph, longest)
-    count = len(names) + 2  # with what runs before and behind the blocks
-    times, update_ns, layers, exchanges = _times(graph, place_of, count, of or Strategy())
-    held = allocations(trace).of_graph(graph)
-    activation = held.where(kind="activation", phase=PASSES[0])
-    place = block_of_rows(held, names)[0] + 1
-    place[place == 0] = count - 1  # what no block asked for is mostly the loss's
-    saved, (places, now) = np.zeros(count), held.held(0, 0)
-    computing = np.zeros(
-        len(places), bool
-    )  # where activations are held: not in the optimizer's update
-    for step in np.unique(held["step"][activation]):
-        mine = activation & (held["step"] == step)
-        saved = np.maximum(saved, np.bincount(place[mine], held["bytes"][mine], count))
-        computing |= (places >= held["begin"][mine].min()) & (places <= held["end"][mine].max())
-    peak = int(now[computing].max(initial=0))
-    if not saved[1:-1].any():  # nothing tells who asked: blocks are alike
-        saved[1:-1] = saved.sum() / len(names)
-        saved[-1] = 0
-    elements, nbytes = np.zeros(count), 0
+    parts = Parts(longest)
+    update_ns, steps = _times(graph, parts, of or Strategy())
+    held = allocations(trace)
+    step = last_whole_step(held)
+    held, nbytes = up_to(held, step), 0
     for one in held.parameters.get(0, []):
         number = prod(one["shape"])
-        elements[layers.get(one.get("layer"), 0)] += number
+        parts.add_parameter(str(one.get("layer")), number)
         nbytes += number * (itemsize(one["dtype"]) or 4)
     if not nbytes:
         raise NotApplicableError("the parameters are not known; record with `daydream collect`")
-    total = float(elements.sum())
-    lasting = held["bytes"][held.lasting & ~held.where(kind="workspace") & (held["device"] == 0)]
+    total, on_gpu = float(parts.elements.sum()), held["device"] == 0
+    lasting = held["bytes"][held.lasting & ~held.where(kind="workspace") & on_gpu].sum()
     reported = sum(one.get("state_bytes") or 0 for one in trace.metadata.get("optimizers", []))
-    states = max(reported, int(lasting.sum()) - nbytes)
-    workspace = max(peak - 2 * nbytes - states - saved.sum(), 0)
-    states += max(
-        int(now.max()) - peak, 0
-    )  # what an update holds besides is divided as its state is
-    inside = graph.select(phase="forward").group_by(block=[names[-1]]).tasks
+    states = max(reported, int(lasting) - nbytes)
+    saved = np.flatnonzero(
+        held.where(kind="activation", phase=PASSES[0]) & on_gpu & (held["step"] == step)
+    )
+    saved = saved[np.argsort(held["begin"][saved], kind="stable")]
+    layers = held.texts("layer")
+    place = parts.places([layers[row] for row in saved.tolist()], 0)
+    np.add.at(parts.saved, place, held["bytes"][saved])
+    places, now = held.held(0, 0)
+    besides = []  # of parameters, gradients and state: while computing, and in the update
+    for phases in ("forward", "loss", "backward"), ("optimizer",):
+        begin = held["begin"][held.where(phase=phases) & on_gpu & (held["step"] == step)]
+        within = (places >= begin.min(initial=AFTER)) & (places <= begin.max(initial=BEFORE))
+        besides.append(max(int(now[within].max(initial=0)) - 2 * nbytes - states, 0))
+    parts.workspace += max(besides[0] - parts.saved.sum(), 0)
+    inside = graph.select(phase="forward").group_by(block=longest[-1:]).tasks
     inputs = (
         prod(shape) * (itemsize(dtype) or 4)
         for text, dtype in zip(inside.shapes.tolist(), inside.dtype.tolist(), strict=True)
         for shape in parse_shapes(text) or ()
         if isinstance(shape, tuple) and len(shape) > 2
     )
-    input_bytes = next(inputs, 0)
-    blocks = [
-        Block(
-            name,
-            Pass(times[at, 0, 1], times[at, 0, 0], tuple(exchanges[0, at])),
-            Pass(times[at, 1, 1], times[at, 1, 0], tuple(exchanges[1, at])),
-            parameters=elements[at],
-            input_bytes=input_bytes,
-            saved_bytes=saved[at],
-            workspace_bytes=workspace,
-            is_layer=0 < at < count - 1,
-        )
-        for at, name in enumerate(["head", *names, "tail"])
-    ]
-    model = Model(tuple(blocks), nbytes / total, nbytes / total, states / total, update_ns / total)
-    sizes = Sizes(len(names), sequence=recorded_length(graph) or 0)
+    parts.inputs += next(inputs, 0)
+    each = nbytes / total
+    model = Model(
+        parts.blocks(steps),
+        parameter_bytes=each,
+        gradient_bytes=each,
+        optimizer_bytes=states / total,
+        optimizer_ns=update_ns / total,
+        update_bytes=besides[1] / total,
+    )
+    sizes = Sizes(len(longest), sequence=recorded_length(graph) or 0)
     return model, sizes, samples_per_step(graph) or 0
 
 
-def _times(graph: Graph, place_of: Any, count: int, of: Strategy) -> tuple[Any, ...]:
-    """Return what each place (head, blocks and tail) takes in a step.
-
-    Returns:
-        ns, shape (`count` places, forward or backward, CPU or GPU), float64; of the update, ns; the place of each
-        layer; by (forward or backward, place) what is exchanged.
-    """
-    times, update = np.zeros((count, 2, 2)), np.zeros(2)
-    layers: dict[str, int] = {}
-    exchanges: dict[tuple[int, int], list[Exchange]] = {
-        (back, at): [] for back in (0, 1) for at in range(count)
-    }
-    groups = {one["name"]: one for one in graph.recorded.metadata.get("groups", ())}
+def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
+    """Add what blocks take and exchange in all steps; return what an update takes, ns, and the number of steps."""
+    groups = [
+        (one["name"], len(one["ranks"]), axis)
+        for one in graph.recorded.metadata.get("groups", ())
+        for axis in sorted(GROUPS, key=lambda axis: axis in str(one.get("description")))
+        if getattr(of, axis) == len(one["ranks"]) > 1
+    ]
+    axis_of = {name: (members, axis) for name, members, axis in groups}  # what its name says, last
     ids = graph.ids[~graph.in_background[graph.ids]]
     steps = np.flatnonzero(covered_steps(graph)).tolist()
+    update = np.zeros(2)
+
+    def took(mine: np.ndarray) -> np.ndarray:
+        cpu = graph.kind[mine] == CPU
+        own = graph.duration_ns[mine] * (graph.kind[mine] != COLLECTIVE) + graph.gap_ns[mine] * cpu
+        return np.stack([own * ~cpu, own * cpu], axis=1)
+
     for step in steps:
         of_step = ids[graph.step[ids] == step]
         for back, phases in enumerate(PASSES):
             mine = of_step[np.isin(graph.phase[of_step], [*map(phase_code, phases)])]
-            of_layer = place_of[graph.layer[mine]]
-            known = np.flatnonzero(of_layer >= 0)
-            if not len(known):
-                raise NotApplicableError(f"a step has no {phases[0]} pass through its blocks")
-            # What lies between two blocks goes with the one before.
-            before = np.searchsorted(known, np.arange(len(mine)), side="right") - 1
-            place = of_layer[known[np.maximum(before, 0)]] + 1
-            ends = (count - 1, 0) if back else (0, count - 1)
-            place[: known[0]], place[known[-1] + 1 :] = ends
-            kind = graph.kind[mine]
-            took = graph.duration_ns[mine] * (kind != COLLECTIVE) + graph.gap_ns[mine] * (
-                kind == CPU
-            )
-            np.add.at(times, (place, back, (kind != CPU).astype(int)), took / len(steps))
-            where = dict(zip(mine.tolist(), place.tolist(), strict=True))
-            tasks = graph.tasks(mine)
-            for task, layer in zip(tasks.ids.tolist(), tasks.layer, strict=True):
-                layers.setdefault(layer, where[task])
-            tasks = tasks.where(kind="collective")
-            columns = tasks.ids.tolist(), tasks.group, tasks.collective, tasks.bytes.tolist()
-            for task, name, operation, nbytes in zip(*columns, strict=True):
-                group = groups.get(name, {})
-                members, said = len(group.get("ranks", ())), str(group.get("description"))
-                for axis in sorted(GROUPS, key=lambda axis: axis not in said):
-                    if getattr(of, axis) == members > 1:
-                        size = bytes_of_message(operation, max(nbytes, 0), members)
-                        exchanges[back, where[task]].append(Exchange(axis, operation, size))
-                        break
-        mine = of_step[graph.phase[of_step] == phase_code("optimizer")]
-        is_cpu = graph.kind[mine] == CPU
-        took = graph.duration_ns[mine] + graph.gap_ns[mine] * is_cpu
-        np.add.at(update, (~is_cpu).astype(int), took / len(steps))
-    on_cpu, on_gpu = times.sum((0, 1))  # whichever of the two the step waits for
-    return times, update[int(on_gpu >= on_cpu)], layers, exchanges
+            place = parts.places(graph.tasks(mine).layer, back)
+            np.add.at(parts.ns[:, back], place, took(mine))
+            sent = graph.kind[mine] == COLLECTIVE
+            tasks = graph.tasks(mine[sent])
+            columns = place[sent].tolist(), tasks.group, tasks.collective, tasks.bytes.tolist()
+            for at, name, operation, nbytes in zip(*columns, strict=True):
+                if name in axis_of:
+                    members, axis = axis_of[name]
+                    size = bytes_of_message(operation, max(nbytes, 0), members)
+                    parts.exchanges[at, back][Exchange(axis, operation, size)] += 1
+        update += took(of_step[graph.phase[of_step] == phase_code("optimizer")]).sum(axis=0)
+    on_gpu, on_cpu = parts.ns.sum((0, 1))  # whichever of the two the step waits for
+    return update[int(on_cpu > on_gpu)] / len(steps), len(steps)

@@ -20,9 +20,8 @@ from daydream.errors import DaydreamError, NotApplicableError
 from daydream.files.atomic import own_folder
 from daydream.lazy import regex
 from daydream.parallel import map_on
-from daydream.plan.predictor import Job
 from daydream.plan.recorded import recorded_model
-from daydream.plan.strategies import AXES, Sizes, Strategy
+from daydream.plan.search import AXES, Job, Sizes, Strategy, needed_bytes
 from daydream.predict.replay import replay
 from daydream.world.compose import Model
 from daydream.world.rows import NEVER_MADE
@@ -41,9 +40,7 @@ COLLECT = [
     "--stop-after",
     "--no-suggestions",
 ]
-MADE_NONE = NEVER_MADE.partition("\n")[0]
 FAILED = regex(r"(?m)^(?:.*\berror: |(?=[\w.]+Error\b))(.+)")
-Shape = tuple[int, ...]
 Stage = tuple[Model, Sizes, int]
 
 
@@ -55,23 +52,20 @@ class Emulated(Job):
         words: the script and its arguments, as given.
         takes: by axis the argument (`--tensor-parallel`) or the variable of the environment (`TP`).
         function: one in the script that returns arguments for a strategy, given by name.
-        gpu: which is emulated.
-        machines: the name of the cluster.
+        how: the cluster, and arguments of `collect`.
         layers: of the whole model, where a few are emulated; else 0.
     """
 
     words: Sequence[str] = ()
     takes: dict[str, str] = field(default_factory=dict)
     function: str = ""
-    gpu: str = ""
-    machines: str = ""
+    how: Sequence[str] = ()
     layers: int = 0
 
     def command(self, strategy: Strategy) -> tuple[list[str], dict[str, str]]:
         """Return the script with the arguments, and the environment, that give it a strategy."""
-        words = [*self.words]
-        values = {axis: getattr(strategy, axis) for axis in AXES} | {"layers": FEW}
-        given = {how: str(values[axis]) for axis, how in self.takes.items()}
+        words, values = [*self.words], {axis: getattr(strategy, axis) for axis in AXES}
+        given = {how: str({**values, "layers": FEW}[axis]) for axis, how in self.takes.items()}
         for how, value in given.items():
             words += [how, value] if how.startswith("-") else []
         if self.function:  # compiled alone: nothing else of the script runs
@@ -81,71 +75,69 @@ class Emulated(Job):
             exec(compile(tree, words[0], "exec"), space)  # noqa: S102 - the user's own
             if self.function not in space:
                 raise DaydreamError(f"{words[0]} has no function {self.function}")
-            words += map(
-                str, space[self.function](**{axis: getattr(strategy, axis) for axis in AXES})
-            )
+            words += map(str, space[self.function](**values))
         return words, given
 
     def prepare(self, strategies: Sequence[Strategy], capacity: int, engine: Any, say: Any) -> None:
         """Emulate each shape; none with more samples where those with fewer do not fit."""
         strategies = [each for each in strategies if not self.sizes.why_not(each)]
-        left = {each.shape[:3] for each in strategies}
         for micro_batch in sorted({each.micro_batch for each in strategies}):
-            wanted = {each.shape for each in strategies if each.micro_batch == micro_batch}
-            shapes = sorted(shape for shape in wanted - {*self.models} if shape[:3] in left)
-            found = map_on(engine, Emulated.emulating, self, shapes, batch=1, progress=say)
-            for shape, stage in zip(shapes, found, strict=True):
+            mine = [each for each in strategies if each.micro_batch == micro_batch]
+            shapes = sorted({each.shape for each in mine} - {*self.models})
+            stages = map_on(engine, Emulated.emulating, self, shapes, batch=1, progress=say)
+            for shape, stage in zip(shapes, stages, strict=True):
                 self.models[shape] = stage if isinstance(stage, str) else stage[0]
             fits = {
-                each.shape[:3]
-                for each in strategies
-                if each.micro_batch == micro_batch
-                and isinstance(self.models.get(each.shape), Model)
-                and self.memory_bytes(each) <= capacity
+                each.shape
+                for each in mine
+                if isinstance(self.models[each.shape], Model)
+                and needed_bytes(self.memory_bytes(each)) <= capacity
             }
-            left -= {shape[:3] for shape in wanted} - fits
-            for shape in wanted:
-                self.models.setdefault(shape, "fewer samples at once do not fit")
+            for *others, samples in {each.shape for each in strategies}:
+                if samples > micro_batch and (*others, micro_batch) not in fits:
+                    why = "fewer samples at once do not fit"
+                    self.models.setdefault((*others, samples), why)
 
-    def repeated(self, stage: Stage) -> Stage:
-        """Return a stage with all its layers, of which a few were emulated."""
-        model, sizes, samples = stage
+    def emulating(self) -> Callable[[tuple[int, ...]], Stage | str]:
+        """Return what emulates one stage of the whole model in a shape, or says why that cannot be."""
+
+        def emulated(shape: tuple[int, ...]) -> Stage | str:
+            try:
+                tp, ep, cp, micro_batch = shape
+                return self.emulate(Strategy(tp=tp, ep=ep, cp=cp, micro_batch=micro_batch))
+            except DaydreamError as error:
+                return str(error)
+
+        return emulated
+
+    def emulate(self, stage: Strategy) -> Stage:
+        """Return the blocks of one stage with all layers. Raises `DaydreamError` with what the script says."""
+        stage = replace(stage, dp=stage.ep // gcd(stage.ep, stage.tp * stage.cp))
+        script, variables = self.command(stage)
+        with own_folder("daydream") as folder:
+            trace = folder / "stage.parquet"
+            how = [*self.how[1:], "-o", str(trace)]
+            world = ["--world", str(stage.world_size), "--cluster", self.how[0]]
+            for words in ([*how, *world], how):  # a script for one GPU makes no process group
+                done = subprocess.run(  # noqa: S603 - our own
+                    [sys.executable, *COLLECT, *words, *script],
+                    env={**os.environ, **variables},
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                alone = NEVER_MADE.partition("\n")[0] in done.stderr
+                if trace.exists() or stage.world_size > 1 or not alone:
+                    break
+            if not trace.exists():
+                said = FAILED.search(done.stderr)
+                raise NotApplicableError(said[1] if said else "the script ended without a step")
+            model, sizes, samples = recorded_model(replay(load(trace)), stage)
         if self.layers:
             first, *_, last, tail = model.blocks
             model = replace(model, blocks=(first, *[last] * self.layers, tail))
             sizes = sizes.but(layers=self.layers)
         return model, sizes, samples
-
-    def emulating(self) -> Callable[[Shape], Stage | str]:
-        """Return what emulates one stage of the whole model in a shape, or says why that cannot be."""
-
-        def emulated(shape: Shape) -> Stage | str:
-            stage = Strategy(**dict(zip(SHAPE, shape, strict=True)))  # type: ignore[arg-type]
-            stage = replace(stage, dp=stage.ep // gcd(stage.ep, stage.tp * stage.cp))
-            try:
-                with own_folder("daydream") as folder:
-                    script, variables = self.command(stage)
-                    trace = folder / "stage.parquet"
-                    world = ["--world", str(stage.world_size), "--cluster", self.machines]
-                    for within in (world, []):  # a script for one GPU makes no process group
-                        how = ["--emulate", self.gpu, *within, "-o", str(trace)]
-                        done = subprocess.run(  # noqa: S603 - our own
-                            [sys.executable, *COLLECT, *how, *script],
-                            env={**os.environ, **variables},
-                            capture_output=True,
-                            text=True,
-                            check=False,
-                        )
-                        if trace.exists():
-                            return self.repeated(recorded_model(replay(load(trace)), stage))
-                        if stage.world_size > 1 or MADE_NONE not in done.stderr:
-                            break
-                    said = FAILED.search(done.stderr)
-                    return said[1] if said else "the script ended without a step"
-            except DaydreamError as error:
-                return str(error)
-
-        return emulated
 
 
 def of_script(
@@ -164,11 +156,10 @@ def of_script(
         DaydreamError: the script does not run, repeats no block, or how it takes a strategy makes no sense.
     """
     machines = find_cluster(cluster)
-    named = [gpu or "", *(one.name for one in known_devices() if one.machine == machines.name)]
-    gpu = next(filter(None, named), "")
-    if not gpu:
+    usual = [one.name for one in known_devices() if one.machine == machines.name]
+    if not (gpu or usual):
         raise DaydreamError(f"which GPU {cluster} has is not known: name it with --emulate")
-    device = find_device(gpu)
+    device = find_device(gpu or usual[0])
     by_axis = dict(one.partition("=")[::2] for one in takes if "=" in one)
     if unknown := by_axis.keys() - {*AXES, "layers"}:
         raise DaydreamError(f"--set {min(unknown)}: axes are {', '.join(AXES)}")
@@ -177,14 +168,13 @@ def of_script(
     set_ = {axis: int(given[how]) for axis, how in by_axis.items() if given.get(how, "").isdigit()}
     layers = set_.pop("layers", 0)
     own = Strategy(**{"overlap": True, **set_})  # type: ignore[arg-type]
+    how = [cluster, "--emulate", device.name]
     found = Emulated(
-        {}, machines, device.pcie, ERROR, Sizes(), device.memory * 10**9, {}, own, [], words,
-        by_axis, function, gpu, cluster, layers,
+        {}, machines, device.pcie, ERROR, Sizes(), device.memory * 10**9, {}, own, [],
+        words, by_axis, function, how, layers,
     )  # fmt: skip
-    stage = found.emulating()(own.shape)
-    if isinstance(stage, str):
-        raise NotApplicableError(stage)
-    model, sizes, samples = stage
+    stage = Strategy(**{axis: getattr(own, axis) for axis in SHAPE})
+    model, sizes, samples = found.emulate(stage)
     free = {*AXES} if function else by_axis.keys()
     if "micro_batch" not in free:
         own = replace(own, micro_batch=samples or 1)

@@ -210,7 +210,7 @@ class Text(NamedTuple):
 
 
 class Code(NamedTuple):
-    """The line of a training script that makes a change."""
+    """The lines of a training script that make a change."""
 
     code: str
     margin: int = MARGIN

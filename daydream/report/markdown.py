@@ -55,7 +55,7 @@ def _block(block: Block) -> str:
     if isinstance(block, Title):
         return f"**{sentence(block.text)}**"
     if isinstance(block, Code):
-        return f"in code: {code(block.code)}"
+        return "in code: " + "  \n".join(map(code, block.code.splitlines()))
     if isinstance(block, Figures):
         return sentence(", ".join(block.texts()))
     if isinstance(block, Facts):

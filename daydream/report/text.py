@@ -131,7 +131,9 @@ def _lines(block: Block, width: int, room: int | None) -> Iterator[Line]:
         for line in _wrapped(block.text, block.head, block.margin, width):
             yield [Piece(line, ASIDE if block.aside else "")]
     elif isinstance(block, Code):
-        yield from _lines(Text(block.code, "in code: ", block.margin), width, room)
+        code = enumerate(block.code.splitlines())
+        texts = [Text(line, "" if at else "in code: ", block.margin) for at, line in code]
+        yield from (line for text in texts for line in _lines(text, width, room))
     elif isinstance(block, Figures):
         whole = [printable(each).replace(" ", KEEP) for each in block.texts()]
         for line in _wrapped("   ".join(whole), "", MARGIN, width, 2 * MARGIN):

@@ -14,33 +14,20 @@ pass, or during it. Units are ns and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from daydream.errors import DaydreamError
 
+if TYPE_CHECKING:
+    from daydream.costs.network.clusters import Cluster
+
 GROUPS = ("tp", "cp", "ep")  # that the collectives of a block are of
-FORWARD, BACKWARD = 0, 1
 SETTLED = 4  # rounds of a pipeline after which another round of micro-batches takes what the last one took
-
-
-class Cluster(Protocol):
-    """What is asked of a `costs.network.clusters.Cluster`."""
-
-    @property
-    def gpus_per_node(self) -> int:
-        """GPUs of a node."""
-
-    def holding(self, world_size: int, /) -> Cluster:
-        """Return it with nodes for so many GPUs."""
-
-    def time_ns(
-        self, collective: str, nbytes: float, world_size: int, /, *, per_node: int
-    ) -> float:
-        """Return how long a collective takes, ns."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +101,11 @@ class Model:
         gradient_bytes: of a gradient as it is kept and exchanged.
         optimizer_bytes: of master weights and moments, for each parameter.
         optimizer_ns: that the update of one parameter takes.
+        update_bytes: that it holds besides, for each parameter.
         tied_parameters: of an embedding that the last stage shares with the first.
         synchronous: the thread waits for the GPU after each pass, as Megatron's timers and messages have it.
+        sharding_ns: with `fsdp` what the thread takes besides for a block's forward and backward pass: hooks,
+            copies and collectives, as `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
     """
 
     blocks: tuple[Block, ...]
@@ -123,8 +113,10 @@ class Model:
     gradient_bytes: float = 4
     optimizer_bytes: float = 12
     optimizer_ns: float = 0.0
+    update_bytes: float = 0
     tied_parameters: float = 0
     synchronous: bool = False
+    sharding_ns: tuple[float, float] = (370_000, 475_000)
 
 
 @dataclass(frozen=True)
@@ -197,14 +189,8 @@ class Composed:
         return max(self.parts, key=lambda part: self.parts[part])
 
 
-@dataclass(frozen=True)
-class ChunkPass:
-    """A pass of a chunk: kernels with collectives, launches, and what it takes from the first launch on; ns."""
-
-    gpu_ns: float
-    cpu_ns: float
-    least_ns: float
-    parts: dict[str, float]
+# A pass of a chunk, ns: kernels with collectives, launches, what it takes from the first launch on, and parts.
+ChunkPass = tuple[float, float, float, dict[str, float]]
 
 
 def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
@@ -229,19 +215,22 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     ends, parts = [], []
     for stage, chunks in enumerate(stages):
         blocks = [block for chunk in chunks for block in chunk]
-        reduced = _gradients_ns(blocks, model, strategy, time)
+        exposed = _gradients_ns(blocks, model, strategy, time)
         if strategy.pp > 1 and model.tied_parameters and stage in (0, strategy.pp - 1):
-            reduced += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
-        hidden = done[stage] - last_start[stage] if strategy.overlap else 0.0
-        exposed = max(reduced - hidden, reduced / max(len(blocks), 1) if strategy.overlap else 0.0)
+            exposed += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
+        if strategy.overlap:
+            hidden = done[stage] - last_start[stage]
+            exposed = max(exposed - hidden, exposed / max(len(blocks), 1))
         update = _updated(blocks, strategy) * model.optimizer_ns
         ends.append(done[stage] + exposed + update)
         of_stage = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp", "bubble"), 0.0)
+        of_stage["gradients"] = exposed
+        of_stage["optimizer"] = update
         for chunk in passes[stage]:
-            for one in chunk:
-                for name, value in one.parts.items():
+            for *_, of_pass in chunk:
+                for name, value in of_pass.items():
                     of_stage[name] += value * strategy.micro_batches
-        parts.append({**of_stage, "gradients": exposed, "optimizer": update})
+        parts.append(of_stage)
     step_ns = max(ends)
     busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
     rest = step_ns - sum(busiest.values())
@@ -305,16 +294,14 @@ def chunk_passes(
     blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time
 ) -> tuple[ChunkPass, ChunkPass]:
     """Return the forward and the backward pass of blocks that run one after another."""
-    forward = [(block, [block.forward]) for block in blocks]
-    again = [
-        [block.forward, block.backward]
-        if strategy.checkpointing and block.is_layer
-        else [block.backward]
-        for block in blocks
-    ]
-    backward = list(zip(blocks, again, strict=True))[::-1]
-    return _chunk(forward, model, strategy, time), _chunk(
-        backward, model, strategy, time, reduces=True
+    forward, backward = [], []
+    for block in blocks:
+        again = strategy.checkpointing and block.is_layer
+        forward.append((block, [block.forward]))
+        backward.append((block, [block.forward, block.backward] if again else [block.backward]))
+    return (
+        _chunk(forward, model, strategy, time, reduces=False),
+        _chunk(backward[::-1], model, strategy, time, reduces=True),
     )
 
 
@@ -324,7 +311,7 @@ def _chunk(
     strategy: Strategy,
     time: Time,
     *,
-    reduces: bool = False,
+    reduces: bool,
 ) -> ChunkPass:
     parts = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp"), 0.0)
     gpu = cpu = least = link = gathered = 0.0
@@ -341,6 +328,7 @@ def _chunk(
                 parts[exchange.group] += took
         if strategy.fsdp > 1:  # all parameters of a block are gathered before it, and blocks ahead
             whole = _parameters(block)
+            cpu += model.sharding_ns[reduces] if whole else 0.0
             link += time("fsdp", "all_gather", whole * model.parameter_bytes, strategy.fsdp)
             gathered = max(gathered, link) + own
             if reduces:
@@ -350,7 +338,7 @@ def _chunk(
     busy = max(gpu, gathered, link)
     parts["fsdp"] = busy - gpu
     parts["launch"] = max(least - busy, 0.0)
-    return ChunkPass(busy, cpu, max(least, busy), parts)
+    return busy, cpu, max(least, busy), parts
 
 
 def _gradients_ns(blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time) -> float:
@@ -369,14 +357,12 @@ def _shares(blocks: Sequence[Block], strategy: Strategy) -> list[tuple[str, floa
     """Return the parameters that a GPU holds, and in how many replicas: those of experts apart from others."""
     found = []
     alike = strategy.dp * strategy.cp * strategy.fsdp
-    plain = sum(block.parameters for block in blocks)
-    experts = sum(block.expert_parameters for block in blocks)
-    for group, parameters, ranks in (
-        ("dp", plain, alike),
-        ("experts", experts, alike // strategy.ep),
+    for group, held, ranks in (
+        ("dp", sum(block.parameters for block in blocks), alike),
+        ("experts", sum(block.expert_parameters for block in blocks), alike // strategy.ep),
     ):
         shards = max(min(strategy.fsdp, ranks), 1)
-        found.append((group, parameters / shards, max(ranks // shards, 1)))
+        found.append((group, held / shards, max(ranks // shards, 1)))
     return found
 
 
@@ -392,33 +378,75 @@ def _parameters(block: Block) -> float:
     return block.parameters + block.expert_parameters
 
 
-def order(stage: int, strategy: Strategy, micro_batches: int) -> Iterator[tuple[int, int, int]]:
-    """Yield what a stage runs, in order: forward or backward, micro-batch, chunk.
+class StagePass(NamedTuple):
+    """A pass of a micro-batch through a chunk of a model; chunk c is on stage c modulo the number of stages."""
 
-    With one chunk that is 1F1B: as many forward passes first as there are stages after this one, then one forward
-    and one backward pass in turn (Narayanan et al., "Efficient large-scale language model training on GPU
-    clusters using Megatron-LM", SC 2021, section 2.2, likewise the interleaved schedule).
+    backward: bool
+    chunk: int
+    batch: int
+
+
+def passes_of_stages(
+    stages: int, batches: int, chunks: int = 1, *, gpipe: bool = False
+) -> list[list[StagePass]]:
+    """Return for each stage its passes in the order in which it runs them.
+
+    All forward passes first (`gpipe`), or 1F1B: as many as there are stages after this one, then one forward and
+    one backward pass in turn; interleaved where a stage has several chunks (Narayanan et al., "Efficient
+    large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 2.2).
     """
-    pp, chunks = strategy.pp, strategy.chunks
-    total = micro_batches * chunks
-    ahead = pp - stage - 1
-    if chunks > 1:
-        ahead = 2 * ahead + (chunks - 1) * pp
+    total = batches * chunks
 
-    def nth(number: int, direction: int) -> tuple[int, int, int]:
-        if chunks == 1:
-            return direction, number, 0
-        turn, within = divmod(number, pp * chunks)
-        chunk, micro_batch = divmod(within, pp)
-        return direction, turn * pp + micro_batch, chunks - 1 - chunk if direction else chunk
+    def nth(stage: int, turn: int, backward: bool) -> StagePass:  # noqa: FBT001
+        turns, place = divmod(turn, stages * chunks)
+        chunk, batch = divmod(place, stages)
+        if backward:
+            chunk = chunks - 1 - chunk
+        return StagePass(backward, chunk * stages + stage, turns * stages + batch)
 
-    ahead = min(ahead, total)
-    for number in range(ahead):
-        yield nth(number, FORWARD)
-    for number in range(total):
-        if number + ahead < total:
-            yield nth(number + ahead, FORWARD)
-        yield nth(number, BACKWARD)
+    found = []
+    for stage in range(stages):
+        ahead = stages - stage - 1
+        if chunks > 1:
+            ahead = 2 * ahead + (chunks - 1) * stages
+        if gpipe or ahead > total:
+            ahead = total
+        passes = []
+        for turn in range(total + ahead):
+            if turn < total:
+                passes.append(nth(stage, turn, False))
+            if turn >= ahead:
+                passes.append(nth(stage, turn - ahead, True))
+        found.append(passes)
+    return found
+
+
+def in_order(of_stages: Sequence[Sequence[StagePass]], chunks: int) -> list[tuple[int, StagePass]]:
+    """Return (stage, pass) of all in an order in which they can be done; `chunks` of all stages."""
+    left = [list(passes[::-1]) for passes in of_stages]
+    order: list[tuple[int, StagePass]] = []
+    # Of each micro-batch, which goes forward, then backward, through all chunks: how many passes are done.
+    done: Counter[int] = Counter()
+    ready = True
+    while ready:
+        before = len(order)
+        for stage, passes in enumerate(left):
+            if not passes:
+                continue
+            one = passes[-1]
+            turn = one.chunk
+            if one.backward:
+                turn = 2 * chunks - 1 - turn
+            if done[one.batch] == turn:
+                order.append((stage, passes.pop()))
+        done.update(one.batch for _, one in order[before:])
+        ready = len(order) > before
+    return order
+
+
+@lru_cache(maxsize=256)
+def _order(pp: int, chunks: int, batches: int) -> list[tuple[int, StagePass]]:
+    return in_order(passes_of_stages(pp, batches, chunks), pp * chunks)
 
 
 def _run(
@@ -433,57 +461,33 @@ def _run(
     A long step is run for a few rounds of micro-batches; each further round takes what the last one took.
     """
     pp, count = strategy.pp, strategy.micro_batches
+
+    def run(batches: int) -> tuple[list[float], list[float]]:
+        thread, gpu, start = [0.0] * pp, [0.0] * pp, [0.0] * pp
+        ended: dict[StagePass, float] = {}
+        for stage, one in _order(pp, strategy.chunks, batches):
+            source = one._replace(chunk=one.chunk + (1 if one.backward else -1))
+            gpu_ns, cpu_ns, least_ns, _ = passes[stage][one.chunk // pp][one.backward]
+            start[stage] = begin = max(gpu[stage], ended.get(source, -send_ns) + send_ns)
+            if synchronous:
+                gpu[stage] = thread[stage] = begin + least_ns
+            else:
+                gpu[stage] = max(begin + gpu_ns, thread[stage] + least_ns)
+                thread[stage] += cpu_ns
+            ended[one] = gpu[stage]
+        return gpu, start
+
     few = SETTLED * pp + count % pp
     if count <= few + pp:
-        return _simulate(passes, strategy, count, send_ns, synchronous=synchronous)
-    before, _ = _simulate(passes, strategy, few, send_ns, synchronous=synchronous)
-    done, start = _simulate(passes, strategy, few + pp, send_ns, synchronous=synchronous)
+        return run(count)
+    before, _ = run(few)
+    done, start = run(few + pp)
     rounds = (count - few - pp) // pp
-    more = [rounds * (end - earlier) for end, earlier in zip(done, before, strict=True)]
-    return (
-        [end + extra for end, extra in zip(done, more, strict=True)],
-        [end + extra for end, extra in zip(start, more, strict=True)],
-    )
-
-
-def _simulate(
-    passes: Sequence[Sequence[tuple[ChunkPass, ChunkPass]]],
-    strategy: Strategy,
-    micro_batches: int,
-    send_ns: float,
-    *,
-    synchronous: bool,
-) -> tuple[list[float], list[float]]:
-    pp, last = strategy.pp, strategy.pp * strategy.chunks - 1
-    plans = [list(order(stage, strategy, micro_batches)) for stage in range(pp)]
-    at = [0] * pp
-    thread, gpu, start = [0.0] * pp, [0.0] * pp, [0.0] * pp
-    ended: dict[tuple[int, int, int], float] = {}  # direction, micro-batch, number of the chunk
-    left = sum(map(len, plans))
-    while left:
-        for stage, plan in enumerate(plans):
-            while at[stage] < len(plan):
-                direction, micro_batch, chunk = plan[at[stage]]
-                number = chunk * pp + stage
-                if direction == FORWARD:
-                    source = (FORWARD, micro_batch, number - 1) if number else None
-                else:
-                    source = (BACKWARD, micro_batch, number + 1) if number < last else None
-                if source is not None and source not in ended:
-                    break
-                ready = 0.0 if source is None else ended[source] + (send_ns if pp > 1 else 0.0)
-                one = passes[stage][chunk][direction]
-                begin = max(gpu[stage], ready)
-                start[stage] = begin
-                if synchronous:
-                    gpu[stage] = thread[stage] = begin + one.least_ns
-                else:
-                    gpu[stage] = max(begin + one.gpu_ns, thread[stage] + one.least_ns)
-                    thread[stage] += one.cpu_ns
-                ended[direction, micro_batch, number] = gpu[stage]
-                at[stage] += 1
-                left -= 1
-    return gpu, start
+    for stage, earlier in enumerate(before):
+        more = rounds * (done[stage] - earlier)
+        done[stage] += more
+        start[stage] += more
+    return done, start
 
 
 def peaks(model: Model, strategy: Strategy) -> tuple[float, ...]:
@@ -498,15 +502,16 @@ def _memory(
     """Return the peak of a stage, bytes: what it keeps of its parameters, and of passes that are under way."""
     blocks = [block for chunk in chunks for block in chunk]
     held = sum(held for _, held, _ in _shares(blocks, strategy))
-    kept = held * (model.parameter_bytes + model.gradient_bytes)
-    kept += _updated(blocks, strategy) * model.optimizer_bytes
+    updated = _updated(blocks, strategy)
+    if 0 < stage == strategy.pp - 1:  # its copy of the embedding
+        held += model.tied_parameters
+        updated += model.tied_parameters
+    kept = held * (model.parameter_bytes + model.gradient_bytes) + updated * model.optimizer_bytes
     if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
         whole = max(map(_parameters, blocks))
         kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
-    saved, highest = (
-        [],
-        [],
-    )  # of each chunk, for one micro-batch: between its passes, and in one of them
+    # Of each chunk, for one micro-batch: between its passes, and in one of them.
+    saved, highest = list[float](), list[float]()
     for chunk in chunks:
         own = high = 0.0
         for block in chunk:
@@ -517,8 +522,10 @@ def _memory(
         highest.append(high)
     few = min(strategy.micro_batches, (SETTLED + 1) * strategy.pp)
     now = peak = 0.0
-    for direction, _, number in order(stage, strategy, few):
-        now -= saved[number] if direction == BACKWARD else 0.0
-        peak = max(peak, now + highest[number])
-        now += saved[number] if direction == FORWARD else 0.0
-    return kept + peak
+    for at, one in _order(strategy.pp, strategy.chunks, few):
+        if at == stage:
+            number = one.chunk // strategy.pp
+            now -= saved[number] * one.backward
+            peak = max(peak, now + highest[number])
+            now += saved[number] * (not one.backward)
+    return kept + max(peak, updated * model.update_bytes)

@@ -1,22 +1,124 @@
-"""The blocks of a model, from one micro-batch that ran on an emulated GPU in a fake world."""
+"""The blocks of a model, from what ran: calls of an emulated GPU, or tasks of a recording."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+import numpy as np
 
 from daydream.costs.network.nccl import bytes_of_message
+from daydream.errors import NotApplicableError
 from daydream.world.compose import Block, Exchange, Pass
-from daydream.world.emulate import Call, Emulation, observed
-from daydream.world.emulate_costs import kernels_of
-from daydream.world.process_group import ASKED, HEARD, WAITED, Asked
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from daydream.world.emulate import Emulation
+    from daydream.world.process_group import Asked
+
+TOGETHER = " + "  # between the modules of one block, as in `daydream.model.blocks`
 EXPERTS = "experts"  # in the name of a parameter that ranks of experts do not share
+
+
+class Parts:
+    """What each block takes and holds, added up pass by pass, then `blocks`.
+
+    Places are 0 for what runs before the blocks, 1 to n for them, n + 1 for what runs after them.
+
+    Attributes:
+        number: gives the number of the block that a module is in, from 0, -1 for none.
+        ns: by place, pass (0 forward, 1 backward) and GPU or CPU.
+        elements: of parameters by place, and of experts' ones.
+        inputs: bytes of what each place gets, float64; likewise what it saves and its workspace.
+        exchanges: by place and pass, how often each was seen.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = ["before", *names, "after"]
+        paths = [(path, at) for at, name in enumerate(names) for path in name.split(TOGETHER)]
+
+        @cache
+        def number(path: str | None) -> int:
+            inside = (at for outer, at in paths if f"{path}.".startswith(f"{outer}."))
+            return next(inside, -1)
+
+        self.number = number
+        count = len(self.names)
+        self.ns = np.zeros((count, 2, 2))
+        self.elements = np.zeros((count, 2))
+        self.inputs, self.saved, self.workspace = np.zeros((3, count))
+        self._where = 0, 1
+        self._start = self._most = self._now = 0  # held since it began to be there
+        self.exchanges: dict[tuple[int, int], Counter[Exchange]] = defaultdict(Counter)
+
+    def places(self, layers: Iterable[str | None], back: int) -> np.ndarray:
+        """Return the places of what a pass ran, in order: what no block called goes with the block before.
+
+        Args:
+            layers: path of the module that called each, None for none.
+            back: 0 for a forward pass, 1 for a backward pass.
+
+        Returns:
+            int64, shape (n,).
+
+        Raises:
+            NotApplicableError: no block is in it.
+        """
+        number = np.array([*map(self.number, layers)])
+        known = np.flatnonzero(number >= 0)
+        if not len(known):
+            raise NotApplicableError(
+                "a step has no forward and backward pass through its blocks; plans are for training"
+            )
+        before = np.searchsorted(known, np.arange(len(number)), side="right") - 1
+        found = number[known[before.clip(0)]] + 1
+        ends = 0, len(self.names) - 1
+        found[: known[0]], found[known[-1] + 1 :] = ends[::-1] if back else ends
+        return found
+
+    def add_parameter(self, path: str, elements: float) -> None:
+        """Count a parameter; what no block has is of the place after once a block had one."""
+        place = self.number(path) + 1 or -int(self.elements[1:-1].any())
+        self.elements[place, int(EXPERTS in path)] += elements
+
+    def hold(self, where: tuple[int, int], nbytes: int) -> None:
+        """Take in the next that a place and pass allocates, or with negative bytes frees; of one micro-batch."""
+        if where != self._where:
+            before, was_back = self._where
+            base = self._start if was_back else max(self._start, self._now)
+            self.workspace[before] = max(self.workspace[before], self._most - base)
+            self.saved[before] += 0 if was_back else self._now - self._start
+            self._where = where
+            self._start = self._most = self._now
+        self._now += nbytes
+        self._most = max(self._most, self._now)
+
+    def blocks(self, times: int = 1) -> tuple[Block, ...]:
+        """Return the blocks; times and exchanges are of so many micro-batches."""
+
+        def one_pass(place: int, back: int) -> Pass:
+            seen = self.exchanges[place, back].items()
+            exchanges = [replace(one, count=round(count / times)) for one, count in seen]
+            gpu_ns, cpu_ns = (self.ns[place, back] / times).tolist()
+            return Pass(gpu_ns, cpu_ns, tuple(exchanges))
+
+        last = len(self.names) - 1
+        sizes = np.column_stack([self.elements, self.inputs, self.saved, self.workspace]).tolist()
+        return tuple(
+            Block(  # type: ignore[misc] # is_layer is the last
+                name,
+                one_pass(place, 0),
+                one_pass(place, 1),
+                *sizes[place],
+                is_layer=0 < place < last,
+            )
+            for place, name in enumerate(self.names)
+        )
 
 
 def recorded_blocks(
@@ -37,9 +139,13 @@ def recorded_blocks(
         launch_ns: what the thread takes for an operator with a kernel.
         groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
     """
+    from daydream.world.emulate import observed
+    from daydream.world.emulate_costs import kernels_of
+    from daydream.world.process_group import ASKED, HEARD, WAITED
+
     heard: list[tuple[int, int, Asked]] = []  # call that follows, number of the collective
     waits: dict[int, int] = {}  # number of the collective: call that follows the wait
-    inputs = [0.0] * len(layers)
+    parts = Parts(layers)
 
     @contextmanager
     def hear(asked: Asked) -> Iterator[None]:
@@ -50,20 +156,16 @@ def recorded_blocks(
         finally:
             gpu.inside = False
 
-    def enter(number: int) -> Callable[..., None]:
-        def note(_: nn.Module, given: tuple[Any, ...]) -> None:
-            inputs[number] = sum(one.nbytes for one in given if isinstance(one, Tensor))
-
-        return note
-
-    hooks = [
-        model.get_submodule(path).register_forward_pre_hook(enter(number))
-        for number, path in enumerate(layers)
-    ]
-
     def wait(number: int) -> None:
         waits.setdefault(number, len(gpu.calls))
 
+    def enter(place: int, _: nn.Module, given: Any) -> None:
+        parts.inputs[place] = sum(getattr(one, "nbytes", 0) for one in given)
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(partial(enter, place))
+        for place, path in enumerate(layers, 1)
+    ]
     HEARD.append(hear)
     WAITED.append(wait)
     try:
@@ -73,100 +175,26 @@ def recorded_blocks(
         WAITED.remove(wait)
         for hook in hooks:
             hook.remove()
-    places = _places(calls, layers)
-    spent: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    exchanges: dict[tuple[int, bool], Counter[Exchange]] = defaultdict(Counter)
-    took = [sum(kernel.duration_ns for kernel in kernels_of(call, gpu.device)) for call in calls]
-    for own_ns, place in zip(took, places, strict=True):
-        spent[place][0] += own_ns
-        spent[place][1] += launch_ns * (own_ns > 0)
-    for at, number, asked in heard:
+    took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
+    backward = [int(call.phase == "backward") for call in calls]
+    place = np.zeros(len(calls), int)
+    for back in (0, 1):
+        mine = np.flatnonzero(np.equal(backward, back))
+        place[mine] = parts.places([calls[at].layer for at in mine.tolist()], back)
+    ran = [*zip(place.tolist(), backward, strict=True)]
+    for where, own_ns in zip(ran, took, strict=True):
+        parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
+    for at, sent, asked in heard:
         if asked.group in groups:
             group, members = groups[asked.group]
             size = bytes_of_message(asked.operation, asked.bytes, members)
-            beside = sum(took[at : waits.get(number, at)])
+            beside = sum(took[at : waits.get(sent, at)])
             one = Exchange(group, asked.operation, size, 1, beside)
-            exchanges[places[max(at - 1, 0)]][one] += 1
-
-    def one_pass(place: int, *, backward: bool) -> Pass:
-        found = exchanges[place, backward].items()
-        gpu_ns, cpu_ns = spent[place, backward]
-        return Pass(gpu_ns, cpu_ns, tuple(replace(one, count=times) for one, times in found))
-
-    names = ["before", *layers, "after"]
-    saved, workspace = _held(gpu, places, len(names))
-    return tuple(
-        Block(
-            name,
-            one_pass(place, backward=False),
-            one_pass(place, backward=True),
-            *_parameters(model, layers)[place],
-            inputs[min(max(place - 1, 0), len(layers) - 1)],
-            saved[place],
-            workspace[place],
-            is_layer=0 < place <= len(layers),
-        )
-        for place, name in enumerate(names)
-    )
-
-
-def _places(calls: Sequence[Call], layers: Sequence[str]) -> list[tuple[int, bool]]:
-    """Return the block of each call, and whether it is of the backward pass.
-
-    What is in no layer belongs before the first, after the last, or to the layer that ran before it.
-    """
-    found = []
-    last = len(layers) + 1
-    now, was_backward = 0, False
-    for call in calls:
-        backward = call.phase == "backward"
-        if backward and not was_backward:
-            now, was_backward = last, True
-        within = [
-            number
-            for number, path in enumerate(layers, 1)
-            if call.layer == path or call.layer.startswith(path + ".")
-        ]
-        if within:
-            now = within[0]
-        elif call.layer and now == (1 if backward else last - 1):
-            now = 0 if backward else last
-        found.append((now, backward))
-    return found
-
-
-def _held(
-    gpu: Emulation, places: Sequence[tuple[int, bool]], count: int
-) -> tuple[list[float], list[float]]:
-    """Return what each block keeps for its backward pass, and what a pass of it holds besides at most; bytes."""
-    changes: list[list[int]] = [
-        [0, 0] for _ in range(len(places) + 1)
-    ]  # freed before a call, given to it
-    for at, nbytes, _ in gpu.memory:
-        changes[min(at, len(places))][nbytes > 0] += nbytes
-    saved, workspace = [0.0] * count, [0.0] * count
-    now = start = high = 0
-    before: tuple[int, bool] | None = None
-    for (freed, given), here in zip(changes, [*places, (-1, False)], strict=True):
-        now += freed
-        if here != before:
-            if before is not None:
-                place, backward = before
-                base = start if backward else max(start, now)
-                workspace[place] = max(workspace[place], high - base)
-                saved[place] += 0 if backward else now - start
-            start, high, before = now, now, here
-        now += given
-        high = max(high, now)
-    return saved, workspace
-
-
-def _parameters(model: nn.Module, layers: Sequence[str]) -> list[tuple[float, float]]:
-    """Return the elements of each block that are not of experts, and those that are."""
-    plain, experts = ([0.0] * (len(layers) + 2) for _ in range(2))
-    other = 0  # the block of what is in no layer
+            parts.exchanges[ran[max(at - 1, 0)]][one] += 1
+    for at, nbytes, _ in gpu.memory:  # what is freed before a call is freed by the one before
+        which = min(max(at - (nbytes < 0), 0), len(calls) - 1)
+        parts.hold(ran[which], nbytes)
+    parts.hold((0, -1), 0)
     for name, parameter in model.named_parameters():
-        within = [at for at, path in enumerate(layers, 1) if name.startswith(path + ".")]
-        other = len(layers) + 1 if within else other
-        (experts if EXPERTS in name else plain)[within[0] if within else other] += parameter.numel()
-    return list(zip(plain, experts, strict=True))
+        parts.add_parameter(name, parameter.numel())
+    return parts.blocks()

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import process
 from shared import TRACES
 
 from daydream.files.cache import ENTRY, FOLDER, UNFINISHED
@@ -72,17 +71,6 @@ def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch)
         pytest.skip(f"the public trace {name} is not at hand")
     same_answers(ask, str(TRACES / name), monkeypatch)
     assert len(entries(cache)) == 1
-
-
-def test_the_second_question_needs_no_pyarrow(ask, folder, cache):
-    asked = "whatif", "amp", "--trace", "step.parquet", "--json"
-    first = ask(*asked)
-    hidden = folder / "without" / "pyarrow"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").write_text("raise ImportError('pyarrow was asked for')")
-    second = process(*asked, folder=folder, PYTHONPATH=str(hidden.parent))
-    assert second.code == 0
-    assert second.out == first.out
 
 
 def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache):

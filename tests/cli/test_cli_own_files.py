@@ -1,13 +1,287 @@
-"""Mistakes in a user's own optimization: what went wrong, in which file and line, and what was meant."""
+"""Options of what-ifs and a user's own files: what each means, and what is said of mistakes."""
 
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from test_cli_errors import FAILED, USAGE, assert_clear
+from command_line import daydream as typed
 
+import daydream
+from daydream.cli.whatif import above_gate
+from daydream.files.atomic import write_whole
 from daydream.graph.select import nearest_layers
 from daydream.transforms import registry
+from daydream.transforms.registry import names
+
+# Bad input: one clear message, the right exit code, no traceback, nothing overwritten
+
+
+HERE = Path(__file__).parent
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+REPLAY = ["replay", "--trace"]
+
+
+def own_timeline(path):
+    from daydream.report.perfetto import write
+
+    write(path, daydream.replay(path.parent / "step.parquet"))
+
+
+def foreign_parquet(path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+
+
+def newer_parquet(path):
+    trace = daydream.load(path.parent / "step.parquet")
+    trace.metadata["schema_version"] = 99
+    trace.save(path)
+
+
+def first(of, size, unpacked=bytes):
+    """What writes the first bytes of a trace, for a file that was cut off."""
+    return lambda path: path.write_bytes(unpacked((path.parent / of).read_bytes())[:size])
+
+
+EXECUTION = b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "[pytorch]"}]}'
+BAD_TRACES = {  # a file, what it holds or what makes it, and what is said
+    "truncated.json": (first("step.json.gz", 200_000, gzip.decompress), "truncated.json"),
+    "truncated.json.gz": (first("step.json.gz", 20_000), "cut off or damaged"),
+    "empty.json": (b"", "empty.json"),
+    "notes.txt": (b"dear diary\n", "is not JSON, SQLite or parquet"),
+    "other.json": (b'{"answer": 42}', "without a `traceEvents` list"),
+    "latin.json": ('{"traceEvents": "é"}'.encode("latin-1"), "latin.json"),
+    "none.json": (b'{"traceEvents": []}', "no operator, runtime call or device work"),
+    "empty folder": (Path.mkdir, "holds no trace"),
+    "nowhere.json": (lambda _: None, "no such file"),
+    "et.json": (EXECUTION, "is a PyTorch execution trace"),
+    "timeline.json.gz": (own_timeline, "timeline.json.gz is a timeline that daydream wrote"),
+    "empty.parquet": (b"", "empty.parquet is not a parquet file: it is empty"),
+    "foreign.parquet": (foreign_parquet, "daydream did not write it"),
+    "newer.parquet": (newer_parquet, "has schema 99; this version reads up to 2. Upgrade daydream."),
+    "cut.parquet": (first("step.parquet", 5_000), "cut.parquet"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TRACES)
+@pytest.mark.parametrize("command", [["info"], ["import", "-o", "out.parquet"]])
+def test_a_bad_trace_is_one_clear_message(ask, folder, command, name):
+    holds, said = BAD_TRACES[name]
+    path = folder / name
+    if isinstance(holds, bytes):
+        path.write_bytes(holds)
+    else:
+        holds(path)
+    before = set(folder.iterdir())
+
+    done = ask(*command, str(path))
+
+    assert done.code == FAILED
+    assert_clear(done)
+    assert said in done.err
+    assert set(folder.iterdir()) == before
+
+
+REFUSALS = [line.split("\t") for line in (HERE / "refusals.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("code", "question", "said"), REFUSALS)
+def test_a_bad_question_is_one_clear_message(ask, folder, code, question, said):
+    (folder / "ranks.json").mkdir()
+    before = files_of(folder)
+
+    done = ask(*question.split())
+
+    assert_clear(done)
+    assert said in done.err
+    assert done.code == int(code)
+    assert files_of(folder) == before
+
+
+def assert_clear(done):
+    """One `error:`, what belongs to it indented below, no traceback, no result."""
+    first, *others = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert all(line.startswith("       ") for line in others)
+    assert len(others) <= 4
+    assert done.out == ""
+
+
+def test_force_overwrites_and_only_force(ask, folder):
+    wanted = folder / "out.json"
+    wanted.write_text("precious")
+
+    refused = ask("whatif amp --trace step.parquet -o out.json")
+    kept = wanted.read_text()
+    done = ask("whatif amp --trace step.parquet -o out.json --force")
+
+    assert refused.code == FAILED
+    assert kept == "precious"
+    assert done.code == 0
+    assert wanted.read_text() != "precious"
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
+def test_an_interrupt_exits_130_without_a_traceback(folder):
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    own = "def waiting(graph):\n    open('pipe').read()\n"  # opens when it runs, and waits for data
+    (folder / "waiting.py").write_text(own)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daydream", "whatif", "./waiting.py", "--trace", "step.parquet"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with pipe.open("wb"):
+        process.send_signal(signal.SIGINT)
+    # Closed again before waiting: a signal that came just before the read is seen right after it.
+    out, err = process.communicate(timeout=60)
+
+    assert process.returncode == INTERRUPTED
+    assert (out, err.strip()) == (b"", b"")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
+def test_what_may_never_end_is_refused_at_once(ask, folder):
+    os.mkfifo(folder / "pipe.json")
+    for name, what in (("pipe.json", "a pipe"), ("/dev/zero", "a device")):
+        for args in (["info", name], ["whatif", "amp", "--trace", name], ["import", name, "-o", "x.parquet"]):
+            done = ask(*args)
+            said = f"error: {name} is {what}; a regular file was needed. Save it to a file first.\n"
+            assert (done.code, done.err) == (FAILED, said)
+
+
+def test_a_reader_that_leaves_is_no_error(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daydream", "info", "step.parquet"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+
+    assert b"Traceback" not in err
+    assert b"BrokenPipe" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(folder):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "daydream", "whatif", "--list"],
+            cwd=folder, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60,
+        )  # fmt: skip
+
+    assert done.returncode == FAILED
+    assert b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path):
+    def write(temporary):
+        # as pyarrow says it: the temporary name, and the number of the error behind "Detail:"
+        raise PermissionError(
+            13, f"Failed to open local file '{temporary}'. Detail: [errno 13] Permission denied"
+        )
+
+    with pytest.raises(daydream.OutputError) as raised:
+        write_whole(tmp_path / "x.parquet", write)
+
+    assert str(raised.value) == f"cannot write {tmp_path / 'x.parquet'}: Permission denied"
+
+
+# Where an optimization does not apply: the reason, and what to do, on every example
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("example", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
+@pytest.mark.parametrize("name", names())
+def test_every_refusal_has_a_next_step(ask, name, example):
+    done = ask("whatif", name, "--json", "--trace", str(EXAMPLES / example))
+
+    if done.code:
+        assert re.search(r"daydream (rank|collect) |--help'|give --\w+", done.err), done.err
+
+
+def test_a_report_of_nsight_systems_is_refused_with_the_command_that_exports_it(ask, folder):
+    (folder / "run.nsys-rep").write_bytes(b"NSYS" + bytes(range(256)))
+
+    assert "nsys export --type sqlite run.nsys-rep" in ask("info run.nsys-rep").err
+
+
+def test_info_notes_on_stderr_once_that_the_compiled_engine_is_missing(ask, monkeypatch):
+    from daydream import compiled
+    from daydream.cli import source
+
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "_built", lambda: None)
+    source.note_missing_engine.cache_clear()
+
+    assert "compiled engine is missing" in ask("info step.json.gz").err
+    assert "compiled engine" not in ask("info step.json.gz").err
+
+
+# No command writes over what it was given to read, however it was given
+
+
+READ = "is read by this command"
+TABLE = "kernel,duration_us\nvolta,1\n"
+OWN = "def mine(graph):\n    graph.select(kind='kernel').scale(0.5)\n"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "import runs -o runs/trace.parquet --force",
+        "import runs -o runs/../runs/trace.parquet --force",
+        "import runs -o link.parquet --force",
+        "sweep scale --set factor=0.5,1 --trace step.parquet --table table.csv -o table.csv --force",
+        "sweep ddp --set workers=2,4 --set cluster=dgx,table.csv --trace step.parquet -o table.csv --force",
+        "sweep scale --set factor=0.5,1 --trace step.json.gz --trace step.parquet -o step.parquet --force",
+        "calibrate --trace step.parquet --optimization ./mine.py -o mine.py --force",
+        "collect -o mine.py --force mine.py",
+        "collect -o table.csv --force mine.py --data table.csv",
+    ],
+)
+def test_a_file_that_is_read_is_not_written(question, ask, folder):
+    (folder / "runs").mkdir()
+    shutil.copy(folder / "step.parquet", folder / "runs" / "trace.parquet")
+    (folder / "link.parquet").symlink_to(folder / "runs" / "trace.parquet")
+    (folder / "table.csv").write_text(TABLE)
+    (folder / "mine.py").write_text(OWN)
+    before = files_of(folder)
+
+    done = ask(*question.split())
+
+    assert done.code == FAILED, done.err
+    assert READ in done.err
+    assert files_of(folder) == before
+
+
+def files_of(folder):
+    """Return what files hold, but for what Python keeps of a file that it ran."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    return {path: path.read_bytes() for path in files}
+
+
+# Mistakes in a user's own optimization: what went wrong, in which file and line, and what was meant
+
 
 HEAD = "from daydream import GraphError\n\n\ndef mine(graph, *, keep: float = 0.0):\n    n = 0\n    "
 LINE = 6
@@ -96,15 +370,6 @@ def test_layers_like_the_one_that_was_wanted(wanted, near):
     assert nearest_layers(wanted, LAYERS) == near
 
 
-def test_a_file_beside_is_suggested_for_a_name_without_suffix(ask, folder):
-    (folder / "no_dropout.py").write_text("def no_dropout(graph):\n    graph.select().scale(0.5)\n")
-
-    for name in ("no_dropout", "no-dropout"):
-        done = ask("whatif", name, "--trace", "step.parquet")
-        assert done.code == FAILED
-        assert done.err == f"error: unknown optimization '{name}'. Did you mean the file './no_dropout.py'?\n"
-
-
 def test_one_that_cannot_be_imported_hides_no_other(ask, folder, monkeypatch):
     broken = EntryPoint("theirs", "no_such_package:theirs", registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "_entry_points", lambda: [broken])
@@ -123,35 +388,6 @@ def test_one_that_cannot_be_imported_hides_no_other(ask, folder, monkeypatch):
     assert "fused-adam" in confirmed.err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "whatif ./broken.py --trace step.parquet",
-        "compare step.parquet step.parquet --whatif ./broken.py",
-        "calibrate --optimization ./broken.py --trace step.parquet",
-        "confirm ./broken.py train.py",
-    ],
-)
-def test_a_file_that_cannot_be_loaded_is_no_matter_of_options(ask, folder, command):
-    (folder / "broken.py").write_text("import no_such_module\n")
-
-    done = ask(*command.split())
-
-    assert done.code == FAILED
-    assert_clear(done)
-    assert "broken.py cannot be loaded: ModuleNotFoundError" in done.err
-    assert "--help" not in done.err
-
-
-def test_an_explanation_of_a_mistake_has_its_place_too(ask, folder):
-    (folder / "mine.py").write_text(HEAD + "graph.select().scale(1 / n)\n")
-
-    done = ask("explain --whatif ./mine.py --trace step.parquet")
-
-    assert done.code == FAILED
-    assert f"mine.py, line {LINE}: ZeroDivisionError" in done.err
-
-
 def test_what_a_sweep_leaves_out_has_its_place_too(ask, folder):
     (folder / "mine.py").write_text(HEAD + "graph.select(phas=1).scale(keep)\n")
 
@@ -159,3 +395,123 @@ def test_what_a_sweep_leaves_out_has_its_place_too(ask, folder):
 
     assert done.code == FAILED
     assert f"mine.py, line {LINE}: tasks have no column 'phas'. Did you mean 'phase'?" in done.out
+
+
+# `whatif`: the options of an optimization are options of the command, wherever they are typed
+
+
+MINE = '''
+from typing import Literal
+
+
+def mine(graph, times: int, steps: float = 1.0, *, careful: bool = True,
+         where: Literal["cpu", "gpu"] = "gpu", note: str | None = None):
+    """Scale everything.
+
+    Args:
+        times: How often.
+        steps (s/step): What each
+            step is scaled by.
+    """
+    for _ in range(times):
+        graph.select(on=where).scale(steps)
+'''
+
+
+def test_no_option_of_an_optimization_is_hidden_by_one_of_every_what_if():
+    from daydream.cli.whatif import whatif
+    from daydream.transforms.registry import find, names
+
+    taken = {flag for parameter in whatif.params for flag in parameter.opts if flag != "--cluster"}
+    hidden = [
+        f"{name} {option.flag}" for name in names() for option in find(name).options if option.flag in taken
+    ]
+    assert hidden == []
+
+
+def test_cluster_is_of_the_trace_where_the_optimization_has_no_such_option(ask):
+    own = ask("whatif ddp --gradient-mb 10 --workers 8 --cluster dgx-a100 step.parquet --json")
+
+    assert options_of(own)["cluster"] == "dgx-a100"
+
+
+def options_of(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)["options"]
+
+
+@pytest.mark.parametrize(
+    "order", list(permutations([["amp"], ["--math-speedup", "2"], ["--trace", "step.parquet", "--json"]]))
+)
+def test_options_may_stand_anywhere(ask, order):
+    done = ask("whatif", *(word for words in order for word in words))
+
+    assert options_of(done) == {"math_speedup": 2.0, "memory_speedup": 2.0, "model": "measured"}
+
+
+def test_options_of_several_optimizations_are_qualified_where_they_clash(ask):
+    done = ask(
+        "whatif amp+fused-adam --amp.memory-speedup 1.5 --fused-adam.memory-speedup 4 --math-speedup 2",
+        "--trace", "step.parquet", "--json",
+    )  # fmt: skip
+
+    assert (
+        options_of(done).items()
+        >= {
+            "math_speedup": 2.0,
+            "amp.memory_speedup": 1.5,
+            "fused_adam.memory_speedup": 4.0,
+        }.items()
+    )
+
+
+def test_a_users_file_has_options_of_every_type(ask, folder):
+    (folder / "mine.py").write_text(MINE)
+
+    plain = ask("whatif ./mine.py --times 2 --trace step.parquet --json")
+    full = ask(
+        "whatif mine.py --times 1 --mine.steps 0.5 --no-careful --where cpu --note hi --trace step.parquet",
+        "--json",
+    )  # fmt: skip
+    wrong = ask("whatif mine.py --times 1 --where moon --trace step.parquet")
+
+    assert options_of(plain) == {"times": 2, "steps": 1.0, "careful": True, "where": "gpu", "note": None}
+    assert options_of(full) == {"times": 1, "steps": 0.5, "careful": False, "where": "cpu", "note": "hi"}
+    assert wrong.code == 2
+    assert "'moon' is not one of 'cpu', 'gpu'" in wrong.err
+
+
+def test_a_change_of_nothing_is_an_error_with_a_reason(ask, folder):
+    (folder / "idle.py").write_text("def idle(graph):\n    graph.select()\n")
+    (folder / "same.py").write_text("def same(graph):\n    graph.select().scale(1)\n")
+    (folder / "done.py").write_text("def done(graph):\n    graph.does_not_apply('already bf16')\n")
+
+    idle, same, done = (ask("whatif", f"{n}.py", "--trace", "step.parquet") for n in ("idle", "same", "done"))
+    assert (idle.code, same.code, done.code) == (1, 0, 1)
+    assert "idle found nothing to change in this trace" in idle.err
+    assert "already bf16" in done.err
+    assert "1.00x" in same.out
+
+
+# `whatif --fail-above`: a gate for CI, which shows the answer and tells by its exit code
+
+
+GPT = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+def test_what_is_short_enough_passes_and_what_is_not_exits_with_3():
+    asked = ("whatif", "amp", "--trace", GPT.name, "--fail-above")
+    short, long = (
+        typed(*asked, "11", folder=GPT.parent),
+        typed(*asked, "9", folder=GPT.parent),
+    )
+    assert (short.code, long.code) == (0, 3)
+    assert short.out == long.out  # the answer is there either way
+    assert "gate failed" not in short.err
+    assert "gate failed: 10.22 ms predicted, 9.00 ms allowed" in long.err
+    assert json.loads(typed(*asked, "8", "--json", folder=GPT.parent).out)["predicted_ns"] > 8e6
+
+
+def test_what_is_not_known_does_not_pass():
+    assert "step is unknown" in above_gate(SimpleNamespace(predicted_ns=None), 9.5)
+    assert above_gate(SimpleNamespace(predicted_ns=None), None) is None

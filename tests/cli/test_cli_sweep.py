@@ -1,4 +1,4 @@
-"""`daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C."""
+"""Many questions at once: rank, sweep, scaling, suggestions."""
 
 import json
 import os
@@ -9,28 +9,24 @@ import sys
 import time
 
 import pytest
-from test_cli_json import parsed
+from graph.small_traces import call, launched, op, trace
+from view_text import view_text
 
+import daydream
+from daydream import GraphError, NotApplicableError
+from daydream.cli import suggestions as module
+from daydream.cli.suggestions import Suggestions, suggestions
 from daydream.cli.sweep import values_of
-from daydream.errors import MissingPackageError
+from daydream.costs.network.cluster_names import find_cluster
+from daydream.costs.network.world_size import fitted_to_trace
+
+# `daydream rank`: the screen, and the object of `--json`
+
+
+# `daydream sweep`: the table, `--json`, files, engines, wrong options, Ctrl-C
+
 
 SCALE = "sweep scale --trace step.parquet --set factor=1,0.5,...,0.125 --set on=cpu,gpu"
-
-
-def test_the_screen_has_a_row_a_scenario_and_says_what_to_type_next(ask):
-    done = ask(SCALE)
-
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    step = "3.064 -> 1.380 ms per step, 2.22x (90% interval "
-    assert lines[0].startswith(f"scale factor=0.125 on=gpu: {step}")
-    assert lines[1].startswith("  step time   estimated ")
-    assert " ".join(lines[3].split()) == "factor on predicted, ms 90% interval, ms speedup"
-    assert [line.split()[:2] for line in lines[4:6]] == [["0.125", "gpu"], ["0.25", "gpu"]]
-    assert "left out: 2 scenarios\n  factor=1: a factor of 1 leaves every task as it is" in done.out
-    assert done.err == "next: daydream whatif scale --factor 0.125 --on gpu step.parquet\n"
-    next_one = ask(*done.err.split()[2:], "--json")
-    assert json.loads(next_one.out)["speedup"] == parsed(ask(SCALE, "--json"))["scenarios"][0]["speedup"]
 
 
 def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
@@ -41,48 +37,6 @@ def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
     assert "  all: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "error: no scenario could be answered; the reasons are listed\n"
     assert len(json.loads(ask(*asked, "--json").out)["refused"]) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "",
-        "--set factor",
-        "--set factor=fast",
-        "--set factor=1,...,4",
-        "--set factor=2,2",
-        "--set speed=1,2",
-        "--set on=cpu,gpu",
-        "--set factor=2 --set factor=3",
-        "--set factor=2 --factor 3",
-        "--set factor=2 --top 0",
-        "--set factor=2 --sort name",
-        "--set factor=2 --engine ray",
-        "--set factor=2 --engine processes:0",
-        "--set factor=2 -o all.txt",
-        "--set factor=2 --trace missing.json",
-    ],
-)
-def test_wrong_options_are_usage_errors_before_anything_is_read(ask, wrong):
-    done = ask("sweep scale --trace missing.json", *wrong.split())
-
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    "asked", [["--trace", "missing.json", "--set", "factor=2"], ["--trace", "step.parquet"]]
-)
-def test_what_is_no_usage_error_fails_in_a_line(ask, asked, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    engine = [] if "missing.json" in asked else ["--set", "factor=2", "--engine", "dask"]
-    done = ask("sweep scale", *asked, *engine)
-
-    assert (done.code, done.out) == (1, "")
-    assert done.err in {
-        "error: missing.json: no such file\n",
-        f"error: {MissingPackageError('distributed', 'dask')}\n",
-    }
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
@@ -165,3 +119,201 @@ def test_all_scenarios_go_to_a_file(ask, folder):
     assert ask(SCALE, "-o", "all.csv", "--top", "1").err == "wrote all.csv\n"
     assert len((folder / "all.csv").read_text(encoding="utf-8").splitlines()) == 1 + 8
     assert [ask(SCALE, "-o", "all.csv", *more).code for more in ([], ["--force"])] == [1, 0]
+
+
+# `daydream scaling`: the table, `--json`, plots, wrong options; and what the numbers must obey
+
+
+TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
+
+
+def one_gpu(steps=6):
+    #  thread 1  |launch 5|launch 5|AccumulateGrad|  ...   |optimizer|
+    #  stream 7     |forward 30|backward 50        |          |update 10|     a step of 100
+    rows = []
+    for n in range(steps):
+        at, first = 100 * n, 10 * n
+        rows += [op("aten::mm", at, at + 8, phase="forward", op="aten::mm")]
+        rows += launched("forward", at + 1, at + 6, at + 36, first + 1, phase="forward", op="aten::mm")
+        rows += [op("MmBackward0", at + 10, at + 18, phase="backward", op="MmBackward0")]
+        rows += launched("backward", at + 11, at + 37, at + 80, first + 2, phase="backward", op="MmBackward0")
+        rows += [op(
+            "torch::autograd::AccumulateGrad", at + 20, at + 22, phase="backward",
+            op="torch::autograd::AccumulateGrad", shapes="[[1024, 1024]]", dtype="float32",
+        )]  # fmt: skip
+        rows += [op("Optimizer.step", at + 30, at + 40, phase="optimizer", op="Optimizer.step")]
+        rows += launched(
+            "update", at + 31, at + 82, at + 92, first + 3, phase="optimizer", op="Optimizer.step"
+        )
+    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), device_name="NVIDIA A100-SXM4-40GB")
+
+
+def one_of_four(steps=6, **metadata):
+    #  thread 1  |launch 5|launch 5|sync ..................... 2|data 12|
+    #  stream 7       |work 50           |all-reduce 30        |             a step of 100
+    rows = []
+    for n in range(steps):
+        at, first = 100 * n, 10 * n
+        rows += launched("work", at, at + 6, at + 56, first + 1, phase="backward")
+        rows += launched(
+            "ncclAllReduce", at + 5, at + 56, at + 86, first + 2, phase="backward", kind="collective",
+            collective="all_reduce", bytes=4_000_000, stream=7,
+        )  # fmt: skip
+        rows += [call("cudaDeviceSynchronize", at + 10, at + 88, first + 3), op("data", at + 88, at + 100)]
+    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), **metadata)
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return daydream.replay(one_gpu())
+
+
+def test_a_step_is_that_of_ddp_and_its_parts_add_up(replay):
+    found = daydream.scaling(replay, [1, 2, 8, 64], cluster="dgx-a100")
+
+    for row in found.rows[1:]:
+        alone = daydream.whatif(replay, "ddp", workers=row.workers, cluster="dgx-a100")
+        assert row.step_ns == alone.predicted_ns
+        assert row.step_ns == found.alone_ns + row.overhead_ns + row.exposed_ns + row.waiting_ns
+        transfer = find_cluster("dgx-a100").holding(row.workers).all_reduce_ns(4 * 1024**2, row.workers)
+        assert row.communication_ns == transfer
+        assert row.throughput == row.workers * row.efficiency
+    one = found.rows[0]
+    assert (one.step_ns, one.efficiency, one.lost_to) == (found.alone_ns, 1.0, None)
+    assert [row.nodes for row in found.rows] == [None, 1, 1, 8]
+
+
+def test_recorded_collectives_are_resized():
+    before = daydream.replay(one_of_four(world_size=4)).recording
+    found = daydream.scaling(before, [1, 2, 4, 8, 64], cluster="dgx-a100")
+    rows = {row.workers: row for row in found.rows}
+
+    assert found.recorded_workers == 4
+    # All of the 30 us is exposed: with one worker there is no transfer, with four it is as recorded.
+    assert rows[1].step_ns == found.alone_ns == before.replayed_ns - 30_000
+    assert (rows[4].step_ns, rows[4].exposed_ns) == (before.replayed_ns, 30_000)
+    fitted = fitted_to_trace(find_cluster("dgx-a100:8"), before.graph.trace)
+    for workers, row in rows.items():
+        if workers > 1:
+            more = fitted.all_reduce_ns(4_000_000, workers) - fitted.all_reduce_ns(4_000_000, 4)
+            assert row.exposed_ns == pytest.approx(30_000 + more, rel=0.001)
+    efficiency = [row.efficiency for row in found.rows]
+    assert efficiency == sorted(efficiency, reverse=True)
+    assert found.rows[-1].lost_to in {"network latency", "intra-node bandwidth", "inter-node bandwidth"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"bandwidth": 10.0}, GraphError, "bandwidth has no meaning"),
+        ({"bucket_mb": 1.0}, GraphError, "bucket_mb has no meaning"),
+    ],
+)
+def test_options_of_ddp_mean_nothing_to_recorded_collectives(options, error, said):
+    with pytest.raises(error, match=said):
+        daydream.scaling(one_of_four(world_size=4), [2], **options)
+
+
+def test_collectives_of_an_unknown_number_of_workers():
+    with pytest.raises(NotApplicableError, match="does not say of how many workers"):
+        daydream.scaling(one_of_four(), [2], cluster="p3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"workers": []}, "workers are whole numbers"),
+        ({"workers": [0]}, "workers are whole numbers"),
+        ({"workers": [2.5]}, "workers are whole numbers"),
+        ({"workers": [2], "jitter": -0.1}, "jitter"),
+        ({"workers": [2], "straggler": 0.5}, "straggler"),
+        ({"workers": [2], "bandwidth": -1.0}, "bandwidth must be above 0"),
+        ({"workers": [2], "buckets": 3}, "no option 'buckets'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(replay, wrong, said):
+    with pytest.raises(GraphError, match=said):
+        daydream.scaling(replay, **wrong)
+
+
+def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
+    found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:128", jitter=0.02)
+    screen = view_text(found)
+
+    lines = screen.splitlines()
+    assert lines[0] == "1,024 workers: 30.21x the throughput of one, efficiency 2.95%"
+    assert lines[1].startswith("  largest loss: inter-node bandwidth; from a step of 100.0 us on 1 worker, ")
+    heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
+    assert lines[3].split() == heads.split()
+    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]
+    assert found._repr_html_().count("<tr>") == 4
+    assert "1,024 workers" in repr(found)
+
+
+@pytest.mark.parametrize("name", ["scaling.png", "scaling.html"])
+def test_a_plot_is_written_and_not_over_another(ask, folder, name):
+    pytest.importorskip("matplotlib")
+    asked = ("scaling", *TRACE, "--workers", "1,8", "--bandwidth", "10", "--plot", name)
+
+    assert ask(*asked).err == f"wrote {name}\n"
+    content = (folder / name).read_bytes()
+    assert {"png": b"PNG", "html": b"<svg"}[name.rpartition(".")[2]] in content
+    again = ask(*asked)
+    assert (again.code, again.out) == (1, "")
+    assert "--force" in again.err
+    assert ask(*asked, "--force").code == 0
+    assert (folder / name).read_bytes() == content
+
+
+def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
+    slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
+    assert "and how they slow kernels that run meanwhile." in " ".join(slowed.split())
+
+
+# What `collect` suggests at its end: the largest gains, with their code; nothing that harms the run
+
+
+def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
+    found = suggestions(folder / "step.parquet", patience_s=100)
+    ranked = json.loads(ask("rank --trace step.parquet --json").out)["changes"]
+
+    assert found.missing is None
+    assert found.entries[0] == ranked[0]
+    assert 1 <= len(found.entries) <= 3
+    assert len({each["code"] for each in found.entries}) == len(found.entries)
+    lines = found.lines(folder / "step.parquet")
+    assert lines[0].startswith("top suggestions")
+    assert [line.strip() for line in lines[2::2]] == [each["code"] for each in found.entries]
+
+
+def test_a_trace_that_cannot_be_ranked_is_told_in_a_line(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    found = suggestions(tmp_path / "broken.parquet", patience_s=100)
+
+    assert found.entries == ()
+    (line,) = found.lines(tmp_path / "broken.parquet")
+    assert line.startswith("no suggestions: ranking failed (")
+
+
+def test_ranking_is_not_waited_for(folder):
+    began = time.monotonic()
+    found = suggestions(folder / "step.parquet", patience_s=0.05)
+
+    assert found.missing == "ranking took longer than 0.05 s"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_nothing_that_goes_wrong_gets_out(folder, monkeypatch, error):
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(module.subprocess, "run", fail)
+
+    assert suggestions(folder / "step.parquet").missing
+
+
+def test_that_nothing_helps_is_said():
+    (line,) = Suggestions().lines(module.Path("t.parquet"))
+
+    assert line.startswith("no code change is predicted to shorten this step")

@@ -1,16 +1,16 @@
-"""Traces from events that are written down in a test."""
+"""Traces from events that are written down in a test, or from files beside the repository."""
 
 import pytest
-from kineto_text import document, write
+from graph.small_traces import kineto, write
 
 from daydream.collect.importers import import_trace
 
 
 @pytest.fixture
 def imported(tmp_path):
-    """Import events of Kineto, written to a file; options are those of the import."""
+    """Import rows, written to a file as Kineto's events; options are those of the import."""
 
-    def load(events, **options):
-        return import_trace([write(tmp_path / "trace.json", document(events))], **options)
+    def load(*rows, header=None, **options):
+        return import_trace([write(tmp_path / "trace.json", kineto(*rows, **header or {}))], **options)
 
     return load

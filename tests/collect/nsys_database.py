@@ -1,56 +1,99 @@
-"""Small Nsight Systems exports for the tests: tables as lists of rows, written to SQLite."""
+"""Small Nsight Systems exports for the tests, a row a line, written to SQLite.
 
+    RUNTIME cudaLaunchKernel_v7000 1000 1010 correlationId=5
+    KERNEL 1015 1100 correlationId=5 streamId=8
+
+is a table, a name or text where it has one, begin and end, and what differs from `USUAL`; `tid` and `pid`
+are packed as Nsight packs them, `-` is NULL.
+"""
+
+import json
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
 
 from daydream.collect.importers.databases import open_database
 from daydream.collect.importers.nsys import read_export
 from daydream.trace.trace import Trace
 
-Row = Mapping[str, Any]
-
 PID, MAIN, OTHER = 700, 701, 702
-NAMES = (
-    "[Unknown]",
-    "cudaLaunchKernel_v7000",
-    "cudaMemcpyAsync_v3020",
-    "cudaMemsetAsync_v3020",
-    "cudaStreamSynchronize_v3020",
-    "cudaEventSynchronize_v3020",
-    "cudaDeviceSynchronize_v3020",
-    "cudaEventRecord_v3020",
-    "cudaEventQuery_v3020",
-    "cudaStreamWaitEvent_v3020",
-    "cudaGraphLaunch_v10000",
-    "cuMemFree_v2",
-    "void add<float>(int)",
-    "add",
-    "_Z3addi",
-    "a registered range",
-    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)",
-    "read",
-    "sem_wait",
-    "sem_post",
-)
-ID = {name: code for code, name in enumerate(NAMES)}
-LAUNCH, COPY = "cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020"
 NOTHING = 0xFFFFFFFF
-OTHER_TABLES = (
-    "CUPTI",
-    "CUDA_EVENT",
-    "CUDA_GPU",
-    "DIAGNOSTIC",
-    "ENUM",
-    "META",
-    "NVTX",
-    "PROCESSES",
-    "TARGET",
-    "SCHED",
-    "OSRT",
-    "COMPOSITE",
-    "PROFILER",
-)
+NAMES = ["[Unknown]", "void add<float>(int)", "add", "_Z3addi"]
+ID = {name: code for code, name in enumerate(NAMES)}
+ON_DEVICE = {"deviceId": 0, "contextId": 1, "streamId": 7, "correlationId": 0, "graphNodeId": None}
+EXTENTS = {"gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1}
+KERNEL_NAMES = {"demangledName": 1, "shortName": 2, "mangledName": 3}
+COPY = {"bytes": 4096, "copyKind": 1, "srcKind": 0, "dstKind": 2}
+SYNC = {"streamId": NOTHING, "syncType": 0, "eventId": NOTHING}
+USUAL = {  # the columns of tables, but for begin, end, process and thread
+    "RUNTIME": {"correlationId": 0, "eventClass": 0, "returnValue": 0, "nameId": 0},
+    "KERNEL": ON_DEVICE | KERNEL_NAMES | EXTENTS,
+    "MEMCPY": ON_DEVICE | COPY,
+    "MEMSET": ON_DEVICE | {"value": 0, "bytes": 64, "memKind": 2},
+    "SYNCHRONIZATION": ON_DEVICE | SYNC,
+    "CUDA_EVENT": ON_DEVICE | {"eventId": 0},
+    "GRAPH_TRACE": {**ON_DEVICE, "graphId": 4, "graphExecId": 5},
+    "NVTX_EVENTS": {"eventType": 59, "text": None, "textId": None, "domainId": 0},
+    "OSRT_API": {"nameId": 0},
+    "PROFILER_OVERHEAD": {"nameId": 0},
+    "SCHED_EVENTS": {"cpu": 0, "isSchedIn": 0},
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": {
+        "deviceId": 0, "contextId": 1, "address": 4096, "pc": 0, "bytes": 512, "memKind": 2, "name": None,
+        "memoryOperationType": 0, "correlationId": 0, "streamId": 0,
+    },
+}  # fmt: skip
+OF_PROCESS = {"KERNEL", "MEMCPY", "MEMSET", "SYNCHRONIZATION", "CUDA_EVENT", "GRAPH_TRACE", "GRAPH_HOST_NODE"}
+OF_PROCESS |= {"CUDA_GPU_MEMORY_USAGE_EVENTS"}
+ACTIVITIES = OF_PROCESS - {"CUDA_GPU_MEMORY_USAGE_EVENTS", "CUDA_EVENT"} | {"RUNTIME"}
+
+
+def packed(tid=0, pid=PID):
+    """Return a globalTid, or a globalPid for thread 0."""
+    return 1 << 48 | pid << 24 | tid
+
+
+def tables(text):
+    """Return the tables of a text, each a list of rows."""
+    found = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        table, *words = line.split()
+        given = [word.split("=", 1) for word in words if "=" in word and not word.startswith("=")]
+        told = [word for word in words if "=" not in word or word.startswith("=")]
+        times = [None if word == "-" else int(word) for word in told[-2:]]
+        columns = {key: json.loads(value) if value != "-" else None for key, value in given}
+        found.setdefault(table, []).append(row_of(table, " ".join(told[:-2]), *times, **columns))
+    return found
+
+
+def row_of(table, name, start, end, *, tid=MAIN, pid=PID, **columns):
+    """Return a row of a table."""
+    owner = {"globalPid": packed(0, pid)} if table in OF_PROCESS else {"globalTid": packed(tid, pid)}
+    row = {"start": start, "end": end, **owner, **USUAL.get(table, {})}
+    if table == "NVTX_EVENTS":
+        row["text"] = name or None
+    elif name:
+        row["nameId"] = ID.setdefault(name, len(ID))
+    return row | columns
+
+
+def write_export(path, given, *, version="3.16.1", **more):
+    """Write an export of a text, or of tables as lists of rows; a table has the columns of its first row."""
+    everything = {**(tables(given) if isinstance(given, str) else given), **more}
+    strings = [{"id": code, "value": name} for name, code in ID.items()]
+    about = {"EXPORT_PRODUCT_VERSION": "2024.6.2.225", "EXPORT_SCHEMA_VERSION": version}
+    everything = {
+        "StringIds": strings,
+        "META_DATA_EXPORT": [{"name": name, "value": value} for name, value in about.items()],
+        **everything,
+    }
+    with sqlite3.connect(path) as database:
+        for name, rows in everything.items():
+            table = f"CUPTI_ACTIVITY_KIND_{name}" if name in ACTIVITIES else name
+            columns = ", ".join(f'"{column}"' for column in rows[0])
+            database.execute(f'CREATE TABLE "{table}" ({columns})')
+            marks = ", ".join("?" * len(rows[0]))
+            values = [tuple(row[column] for column in rows[0]) for row in rows]
+            database.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
+    database.close()
+    return path
 
 
 def read_nsys(path):
@@ -59,128 +102,8 @@ def read_nsys(path):
         return read_export(database)
 
 
-def packed(tid=0, pid=PID):
-    """Return a globalTid, or a globalPid for thread 0."""
-    return 1 << 48 | pid << 24 | tid
-
-
-def call(start, end, correlation, name, *, tid=MAIN, pid=PID):
-    return {
-        "start": start,
-        "end": end,
-        "eventClass": 0,
-        "globalTid": packed(tid, pid),
-        "correlationId": correlation,
-        "nameId": ID[name],
-        "returnValue": 0,
-    }
-
-
-def on_device(start, end, correlation, *, pid=PID, **more):
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": packed(0, pid),
-        "graphNodeId": None,
-        **more,
-    }
-
-
-def kernel(start, end, correlation, **more):
-    names = zip(("demangledName", "shortName", "mangledName"), NAMES[12:15], strict=True)
-    extents = {"gridX": 40, "gridY": 2, "gridZ": 1, "blockX": 128, "blockY": 1, "blockZ": 1}
-    return on_device(start, end, correlation, **{column: ID[name] for column, name in names} | extents | more)
-
-
-def copy(start, end, correlation, kinds, **more):
-    named = dict(zip(("copyKind", "srcKind", "dstKind"), kinds, strict=True))
-    return on_device(start, end, correlation, bytes=4096, **named, **more)
-
-
-def memset(start, end, correlation, kind=2):
-    return on_device(start, end, correlation, value=0, bytes=64, memKind=kind)
-
-
-def sync(start, end, correlation, **more):
-    return on_device(
-        start, end, correlation, **{"streamId": NOTHING, "syncType": 0, "eventId": NOTHING} | more
-    )
-
-
-def record(correlation, event, stream, **more):
-    return on_device(0, 0, correlation, streamId=stream, eventId=event, **more)
-
-
-def range_(start, end, text, *, type_=59, tid=MAIN, **more):
-    return {
-        "start": start,
-        "end": end,
-        "eventType": type_,
-        "text": text,
-        "globalTid": packed(tid),
-        "textId": None,
-        "domainId": 0,
-        **more,
-    }
-
-
-def allocation(start, nbytes, correlation=0, *, pid=PID, **more):
-    """Return an allocation of memory on device 0; a free with `memoryOperationType=1`."""
-    return {
-        "start": start,
-        "globalPid": packed(0, pid),
-        "deviceId": 0,
-        "contextId": 1,
-        "address": 4096,
-        "pc": 0,
-        "bytes": nbytes,
-        "memKind": 2,
-        "memoryOperationType": 0,
-        "name": None,
-        "correlationId": correlation,
-        "streamId": 0,
-        **more,
-    }
-
-
-def write_export(path, tables, *, version="3.16.1"):
-    """Write an export; CUPTI tables go by their last word, and a table has the columns of its first row."""
-    everything = {
-        "StringIds": [{"id": code, "value": name} for code, name in enumerate(NAMES)],
-        "META_DATA_EXPORT": [
-            {"name": "EXPORT_PRODUCT_VERSION", "value": "2024.6.2.225"},
-            {"name": "EXPORT_SCHEMA_VERSION", "value": version},
-        ],
-    }
-    for name, rows in tables.items():
-        is_activity = name.isupper() and not name.startswith(OTHER_TABLES)
-        everything["CUPTI_ACTIVITY_KIND_" + name if is_activity else name] = rows
-    with sqlite3.connect(path) as database:
-        for name, rows in everything.items():
-            columns = ", ".join(f'"{column}"' for column in rows[0])
-            marks = ", ".join("?" * len(rows[0]))
-            database.execute(f'CREATE TABLE "{name}" ({columns})')
-            database.executemany(
-                f'INSERT INTO "{name}" VALUES ({marks})', [tuple(row[c] for c in rows[0]) for row in rows]
-            )
-    database.close()
-    return path
-
-
-def read(folder, tables, **how):
-    return read_nsys(write_export(folder / "a.sqlite", tables, **how))
-
-
-def rows_of(recording, *columns):
-    """Return rows as tuples of Python values, None for unknown."""
-    return list(
-        zip(*(Trace(recording.columns, recording.texts).values(name) for name in columns), strict=True)
-    )
-
-
-def names_of(recording, kind):
-    return [name for name, found in rows_of(recording, "name", "kind") if found == kind]
+def rows_of(recording, *columns, kind=None):
+    """Return rows as tuples of Python values, None for unknown; those of a kind where one is given."""
+    trace = Trace(recording.columns, recording.texts)
+    found = zip(*(trace.values(name) for name in ("kind", *columns)), strict=True)
+    return [values for of, *values in found if kind in (None, of)]

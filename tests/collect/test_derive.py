@@ -1,303 +1,339 @@
-"""From raw rows to a trace: who encloses whom, and who launched what."""
+"""From raw rows to a trace: who encloses whom, who launched what, and what device work does."""
 
 import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from graph.small_traces import kineto, of_kinds, one, parent_of, rows, training, write
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_text import ENGINE, call, kernel, note, op, row, rows_named, training
 from pyarrow import parquet
-from view_text import view_text
+from shared import shared_replay
 
 import daydream
+from daydream.collect.derive.device_work import collective_of_name, dtype_of_inputs, dtype_of_kernel
 from daydream.collect.derive.nesting import nest
 from daydream.collect.derive.recording import Recording
-from daydream.collect.derive.source_lines import SourceLines, own_frame
-from daydream.trace.schema import UNKNOWN
+from daydream.collect.derive.source_lines import own_frame
 from daydream.trace.trace import Trace
 
+# -- nesting -------------------------------------------------------------------------------------------
 
-def parent_of(trace, name):
-    [line] = rows_named(trace, name)
-    parent = int(trace["parent"][line])
-    return None if parent < 0 else str(trace.values("name", [parent])[0])
+#  |outer            |
+#   |inner    | |b|      |after|
+#    |call|
+NESTED = {
+    "by containment on a thread": (
+        """
+        op outer 0 100
+        op inner 10 60
+        op b 70 80
+        op after 110 115
+        call launch 20 30
+        op elsewhere 15 25 tid=2
+        """,
+        "inner in outer, b in outer, launch in inner",
+    ),
+    "steps and modules are no parents": (
+        """
+        note ProfilerStep#1 0 100
+        module Linear_0 10 60
+        op aten::linear 20 30
+        """,
+        "",
+    ),
+    "what begins and ends together: by kind, then by id": (
+        """
+        call launch 5 7
+        op inner 5 7 External_id=9
+        op outer 5 7 External_id=8
+        note range 5 7
+        """,
+        "launch in inner, inner in outer, outer in range",
+    ),
+    "of calls with one correlation the inner launch counts": (
+        """
+        op aten::add 0 100
+        call hipLaunchKernel 10 60 correlation=1
+        call hipExtLaunch 20 50 correlation=1
+        call cudaStreamIsCapturing 105 107 correlation=1
+        kernel work 60 65 correlation=1
+        """,
+        "hipLaunchKernel in aten::add, hipExtLaunch in hipLaunchKernel, work in hipExtLaunch",
+    ),
+    "an operator never lies in a call": ("call launch 0 10\nop aten::add 9 29", ""),
+    "nor in an annotation that it crosses": ("note gloo:all_reduce 0 20\nop aten::add 12 32", ""),
+}
 
 
-# Nesting
-
-
-def test_rows_nest_by_containment_on_their_thread(imported):
-    #  |outer            |
-    #   |inner    | |b|      |after|
-    #    |call|
-    trace = imported(
-        [
-            op("outer", 0, 100),
-            op("inner", 10, 50),
-            op("b", 70, 10),
-            op("after", 110, 5),
-            call("cudaLaunchKernel", 20, 10, 1),
-            op("elsewhere", 15, 10, tid=ENGINE),
-        ]
-    )
+@pytest.mark.parametrize("case", NESTED)
+def test_rows_nest(imported, case):
+    text, expected = NESTED[case]
+    trace = imported(text)
     parents = {name: parent_of(trace, name) for name in trace.values("name")}
-    assert parents == {
-        "outer": None,
-        "inner": "outer",
-        "b": "outer",
-        "after": None,
-        "cudaLaunchKernel": "inner",
-        "elsewhere": None,
-    }
-
-
-def test_profiler_steps_and_modules_are_no_parents_of_operators(imported):
-    trace = imported(
-        [
-            note("ProfilerStep#1", 0, 100),
-            row("python_function", "nn.Module: Linear_0", 10, 50),
-            op("aten::linear", 20, 10),
-        ]
+    assert {name: parent for name, parent in parents.items() if parent} == dict(
+        each.split(" in ") for each in expected.split(", ") if each
     )
-    assert parent_of(trace, "aten::linear") is None
 
 
-def test_rows_that_begin_and_end_together_nest_by_kind_then_by_id(imported):
-    trace = imported(
-        [
-            call("cudaLaunchKernel", 5, 2, 1),
-            op("inner", 5, 2, External_id=9),
-            op("outer", 5, 2, External_id=8),
-            note("range", 5, 2),
-        ]
-    )
-    assert parent_of(trace, "cudaLaunchKernel") == "inner"
-    assert parent_of(trace, "inner") == "outer"
-    assert parent_of(trace, "outer") == "range"
-
-
-@pytest.mark.parametrize("late", [0.05, 0.25, 1])
+@pytest.mark.parametrize("late", [0.05, 1])
 def test_what_begins_before_the_call_ahead_ends_by_rounding_is_no_part_of_it(imported, late):
     #  |mm                              |
     #   |inner         |
     #    |memset       |
     #                |launch      |
-    rows = [
-        op("mm", 0, 20),
-        op("inner", 1, 4 + late),
-        call("memset", 2, 3 + late, 1),
-        call("launch", 5, 9, 2),
-    ]
-    trace = imported(rows)
+    trace = imported(f"""
+        op mm 0 20
+        op inner 1 {5 + late}
+        call memset 2 {5 + late}
+        call launch 5 14
+    """)
     assert trace["duration_ns"].tolist() == [20_000, 4_000, 3_000, 9_000]
     assert [parent_of(trace, name) for name in ("launch", "memset")] == ["mm", "inner"]
     assert not trace.metadata["notes"]
 
 
 def test_a_child_that_ends_late_by_more_is_cut_and_counted(imported):
-    trace = imported([op("outer", 0, 10), op("inner", 8, 30)])
-    [line] = rows_named(trace, "inner")
-    assert trace["duration_ns"][line] == 2000
+    trace = imported("op outer 0 10\nop inner 8 38")
+    assert one(trace, "duration_ns", "inner") == 2000
     assert any("1 host row reached beyond" in note for note in trace.metadata["notes"])
+    crossed = imported("note gloo:all_reduce 0 20\nop aten::add 12 32")  # the operator is kept whole
+    assert crossed["duration_ns"].tolist() == [12_000, 20_000]
 
 
-def test_an_operator_is_kept_whole_where_an_annotation_crosses_it(imported):
-    #  |gloo:all_reduce    |
-    #             |aten::add    |
-    trace = imported([note("gloo:all_reduce", 0, 20), op("aten::add", 12, 20)])
-    [annotation], [operator] = rows_named(trace, "gloo:all_reduce"), rows_named(trace, "aten::add")
-    assert trace["duration_ns"][annotation] == 12_000
-    assert trace["duration_ns"][operator] == 20_000
-    assert trace["parent"][operator] == UNKNOWN
+SPAN = st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 2), st.integers(0, 1))
 
 
-def test_an_operator_never_lies_in_a_call(imported):
-    trace = imported([call("cudaLaunchKernel", 0, 10, 1), op("aten::add", 9, 20)])
-    [line] = rows_named(trace, "cudaLaunchKernel")
-    assert trace["duration_ns"][line] == 9000
-    assert parent_of(trace, "aten::add") is None
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 2), st.integers(0, 1)),
-        min_size=1,
-        max_size=30,
-    )
-)
+@given(st.lists(SPAN, min_size=1, max_size=30))
 def test_any_rows_become_properly_nested(spans):
+    start, length, kind, thread = np.array(spans).T
     columns = {
-        "start_ns": np.array([start * 1000 for start, *_ in spans]),
-        "duration_ns": np.array([length * 1000 for _, length, *_ in spans]),
-        "kind": np.array([kind for _, _, kind, _ in spans]),
-        "name": np.zeros(len(spans), np.int32),
-        "pid": np.ones(len(spans), np.int64),
-        "tid": np.array([thread for *_, thread in spans]),
-    }
-    recording = Recording(columns, {"kind": ["annotation", "operator", "runtime"], "name": ["x"]})
-    nesting = nest(recording)
+        "start_ns": start * 1000, "duration_ns": length * 1000, "kind": kind, "tid": thread,
+        "name": np.zeros(len(spans), np.int32), "pid": np.ones(len(spans), np.int64),
+    }  # fmt: skip
+    nesting = nest(Recording(columns, {"kind": ["annotation", "operator", "runtime"], "name": ["x"]}))
     start, end = columns["start_ns"], columns["start_ns"] + nesting.duration_ns
     assert (nesting.duration_ns >= 0).all()
     assert (nesting.duration_ns <= columns["duration_ns"]).all()
-    for a in range(len(spans)):
-        above = nesting.parent[a]
+    for a, above in enumerate(nesting.parent):
         if above >= 0:
             assert start[above] <= start[a] <= end[a] <= end[above]
-            assert columns["tid"][above] == columns["tid"][a]
-        for b in range(len(spans)):
-            if columns["tid"][a] == columns["tid"][b] and start[a] < start[b] < end[a]:
-                assert end[b] <= end[a]
+            assert thread[above] == thread[a]
+        crossing = (thread == thread[a]) & (start[a] < start) & (start < end[a])
+        assert (end[crossing] <= end[a]).all()
 
 
-# Launches and operators
+# -- launches, operators and lines ---------------------------------------------------------------------
 
 
 def test_device_rows_find_their_launch_and_operator(imported):
     trace = imported(training(1))
-    assert parent_of(trace, "ampere_sgemm_32x32_tn") == "cudaLaunchKernel"
-    [line] = rows_named(trace, "ampere_sgemm_32x32_tn")
-    assert trace.values("op", [line]) == ["aten::addmm"]
-    assert trace.values("op", [int(trace["parent"][line])]) == ["aten::addmm"]
-
-
-def test_of_several_calls_with_one_correlation_the_inner_launch_counts(imported):
-    trace = imported(
-        [
-            op("aten::add", 0, 100),
-            call("hipLaunchKernel", 10, 50, 1),
-            call("hipExtModuleLaunchKernel", 20, 30, 1),
-            call("cudaStreamIsCapturing", 70, 5, 1),
-            kernel("add<float>", 60, 5, 1),
-        ]
-    )
-    assert parent_of(trace, "add<float>") == "hipExtModuleLaunchKernel"
-    assert parent_of(trace, "hipExtModuleLaunchKernel") == "hipLaunchKernel"
-
-
-def test_a_correlation_put_into_external_id_names_no_operator(imported):
-    trace = imported(
-        [
-            op("aten::other", 0, 5, External_id=57),
-            note("FusedAdam", 10, 50, External_id=3),
-            call("cudaLaunchKernel", 20, 5, 57, External_id=57),
-            kernel("adam<float>", 30, 5, 57, External_id=57),
-        ]
-    )
-    assert trace.values("op", rows_named(trace, "adam<float>")) == [None]
-
-
-def as_kernels(trace):
-    """Return the trace as `collect` wrote it up to November 2026 with torch 2.11: no row is a sync."""
-    kinds = trace.texts["kind"]
-    waits = trace["kind"] == kinds.index("sync")
-    changed = {"kind": np.where(waits, kinds.index("kernel"), trace["kind"]).astype(trace["kind"].dtype)}
-    for name in ("op", "phase"):
-        changed[name] = np.where(waits, 0, trace[name]).astype(trace[name].dtype)
-    return Trace({**trace.columns, **changed}, trace.texts, trace.metadata)
+    gemm = "ampere_sgemm_32x32_tn"
+    assert (parent_of(trace, gemm), one(trace, "op", gemm)) == ("cudaLaunchKernel", "aten::addmm")
+    # A correlation in the place of an external id names no operator.
+    wrong = imported("""
+        op aten::other 0 5 External_id=57
+        note FusedAdam 10 60 External_id=3
+        call cudaLaunchKernel 20 25 correlation=57 External_id=57
+        kernel adam 30 35 correlation=57 External_id=57
+    """)
+    assert one(wrong, "op", "adam") is None
 
 
 def test_a_wait_that_was_written_as_a_kernel_is_a_wait(tmp_path):
-    on_device = {"stream": 7, "device": 0}
-    rows = [
-        {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
-        for category, name, pid, tid, ts, dur, args in (
-            ("cpu_op", "aten::item", 1, 1, 0, 100, {}),
-            ("cuda_runtime", "cudaLaunchKernel", 1, 1, 1, 2, {"correlation": 1}),
-            ("cuda_runtime", "cudaStreamSynchronize", 1, 1, 10, 80, {"correlation": 2}),
-            ("kernel", "work", 0, 7, 5, 80, {"correlation": 1, **on_device}),
-            ("cuda_sync", "Stream Sync", 0, 7, 11, 78, {"correlation": 2, **on_device}),
-        )
-    ]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": rows}))
-    right = daydream.load(path)
-    assert right.is_kind("sync").sum() == 1
-    table = pa.Table.from_batches([as_kernels(right).to_arrow()])
+    """As `collect` wrote it up to November 2026 with torch 2.11."""
+    given = rows("""
+        op aten::item 0 100
+        call cudaLaunchKernel 1 3 correlation=1
+        call cudaStreamSynchronize 10 90 correlation=2
+        kernel work 5 85 correlation=1
+        sync Stream Sync 11 89 correlation=2 pid=0 tid=7 device=0 stream=7
+    """)
+    right = daydream.load(write(tmp_path / "t.json", kineto(given)))
+    waits, kernel = right.is_kind("sync"), right.code("kind", "kernel")
+    assert waits.sum() == 1
+    columns = {**right.columns, "kind": np.where(waits, kernel, right["kind"]).astype(np.int32)}
+    table = pa.Table.from_batches([Trace(columns, right.texts, right.metadata).to_arrow()])
     about = {b"daydream": json.dumps({**right.metadata, "schema_version": 1})}
     parquet.write_table(table.replace_schema_metadata(about), tmp_path / "wrong.parquet")
 
-    found = daydream.load(tmp_path / "wrong.parquet")
-
-    assert found.is_kind("sync").tolist() == right.is_kind("sync").tolist()
-    for name in ("op", "phase", "stream", "start_ns", "duration_ns"):
-        assert found.values(name, range(len(found))) == right.values(name, range(len(right)))
+    assert daydream.load(tmp_path / "wrong.parquet").is_kind("sync").tolist() == waits.tolist()
 
 
 @pytest.mark.parametrize(
     ("frame", "kept"),
     [
-        ("train.py(12): step", "train.py(12): step"),
         ("/data/somebody/net/train.py(12): step", "net/train.py(12): step"),
-        (
-            "/usr/local/lib/python3.11/site-packages/transformers/trainer.py(9): f",
-            "transformers/trainer.py(9): f",
-        ),
+        ("/usr/lib/python3.11/site-packages/transformers/trainer.py(9): f", "transformers/trainer.py(9): f"),
         ("torch/nn/modules/module.py(1553): _call_impl", None),
-        ("/usr/local/lib/python3.11/site-packages/torch/optim/adam.py(3): step", None),
+        ("/usr/lib/python3.11/site-packages/torch/optim/adam.py(3): step", None),
         ("/src/daydream/collect/live/session.py(3): mark", None),
         ("/usr/lib/python3.11/contextlib.py(3): inner", None),
         ("threading.py(1032): _bootstrap", None),
         ("<built-in method item of Tensor object at 0x7f>", None),
         ("<string>(2): __init__", None),
-        ("nn.Module: Linear_0", None),
     ],
 )
 def test_a_frame_is_kept_if_it_is_someones_own_and_without_the_way_to_it(frame, kept):
     assert own_frame(frame) == kept
 
 
-def test_the_innermost_frame_of_the_same_thread_counts():
-    #  thread 1  |main                         |      |later|
-    #               |step           |
-    #                |torch|   |log|
-    lines = SourceLines()
-    names = ["a.py(1): main", "a.py(5): step", "torch/a.py(7): f", "a.py(9): log", "a.py(2): later"]
-    start, duration = np.array([0, 10, 12, 30, 200]), np.array([100, 40, 8, 10, 10])
-    lines.add(names, start, duration, np.full(5, 1))
-    lines.add(["b.py(1): worker"], np.array([0]), np.array([300]), np.array([2]))
-
-    at = np.array([5, 13, 30, 45, 60, 150, 205, 13, 13])
-    thread = np.array([1, 1, 1, 1, 1, 1, 1, 2, 3])
-    found = [lines.texts[code] if code >= 0 else None for code in lines.of(at, thread).tolist()]
-    assert found == [
-        "a.py(1): main", "a.py(5): step", "a.py(9): log", "a.py(5): step", "a.py(1): main", None,
-        "a.py(2): later", "b.py(1): worker", None,
-    ]  # fmt: skip
-
-
-def synchronizing(steps):
-    events = training(steps)
-    for step in range(steps):
-        at = 1000 * step
-        events += [
-            row("python_function", "/home/secret/net/train.py(41): train_step", at + 60, 900),
-            row("python_function", "/home/secret/net/train.py(12): log_loss", at + 790, 160),
-            row("python_function", "torch/_tensor.py(3): item", at + 791, 158),
-            op("aten::_local_scalar_dense", at + 792, 150, External_id=900 + step),
-            call("cudaLaunchKernel", at + 794, 4, 9000 + 2 * step, External_id=900 + step),
-            kernel("slow", at + 804, 120, 9000 + 2 * step, External_id=900 + step),
-            call("cudaDeviceSynchronize", at + 800, 126, 9001 + 2 * step, External_id=900 + step),
-        ]
-    return events
-
-
 def test_an_import_says_which_function_called_and_nothing_of_the_machine(imported):
-    trace = imported(synchronizing(3))
-    stack, names = trace.values("stack"), trace.values("name")
+    own = """
+        frame /home/secret/net/train.py(41): train_step 60 960
+        frame /home/secret/net/train.py(12): log_loss 790 950
+        frame torch/_tensor.py(3): item 791 949
+        call cudaDeviceSynchronize 800 926 External_id=10
+        frame /home/secret/net/load.py(7): worker 0 999 tid=9
+        op aten::rand 300 310 tid=9
+        op aten::between 952 955
+        op aten::later 970 980
+    """
+    trace = imported(training(3), rows(own, times=3, every=1000))
 
-    waits = {stack[row] for row, name in enumerate(names) if name == "cudaDeviceSynchronize"}
-    assert waits == {"net/train.py(12): log_loss"}
-    assert stack[names.index("aten::linear")] == "net/train.py(41): train_step"
-    assert stack[names.index("slow")] is None
-    assert not [name for name in names if ".py" in str(name)]
+    assert of_kinds(trace, "stack", "runtime")["cudaDeviceSynchronize"] == {"net/train.py(12): log_loss"}
+    assert of_kinds(trace, "stack", "operator").items() >= {
+        "aten::linear": {"net/train.py(41): train_step"}, "aten::rand": {"net/load.py(7): worker"},
+        "aten::between": {"net/train.py(41): train_step"}, "aten::later": {None},
+    }.items()  # fmt: skip
+    assert of_kinds(trace, "stack", "kernel")["reduce_kernel<float>"] == {None}
+    assert not [name for name in trace.text("name") if ".py" in name]
     assert not [text for text in trace.text("stack") if "secret" in text]
 
 
-def test_explain_names_the_line_of_a_synchronization(imported):
-    explanation = daydream.explain(imported(synchronizing(6)))
-    (cost,) = [each for each in explanation.avoidable if each.sort == "synchronization"]
+# -- what device work does -----------------------------------------------------------------------------
 
-    assert cost.source == "net/train.py(12): log_loss"
-    assert "net/train.py(12): log_loss" in " ".join(view_text(explanation, verbose=True).split())
+TYPES = """
+    float32 ampere_sgemm_128x64_nn
+    float32 Cijk_Ailk_Bljk_SB_MT64x64x16
+    float32 void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)
+    float32 sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16
+    float64 volta_dgemm_64x64_nn
+    float16 ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn
+    float16 volta_h884gemm_64x64_ldg8_nn
+    float16 void reduce_kernel<512, 1, ReduceOp<c10::Half, func_wrapper_t<sum_functor<c10::Half, float>>>>
+    float16 void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>
+    float16 nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN
+    bfloat16 nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT
+    bfloat16 ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn
+    bfloat16 Cijk_Ailk_Bljk_BBS_BH_Bias_MT64x64
+    bfloat16 void vectorized_elementwise_kernel<4, BUnaryFunctor<c10::BFloat16, MulFunctor<float>>>
+    int64 void vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<long>, Array<char*, 2>>
+    float4_e2m1 _matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1
+    float4_e2m1 void cutlass::gemm<cutlass::bfloat16_t, cutlass::nv_float4_t<cutlass::float_e2m1_t> >()
+    float8_e4m3fn void fp8_blockscale_gemm_kernel<float, 128>(float*)
+    None batched_transpose_16x32_half
+    None my_kernel
+"""
+
+
+@pytest.mark.parametrize("line", TYPES.strip().splitlines())
+def test_kernel_names_give_away_their_element_type(line):
+    dtype, name = line.strip().split(" ", 1)
+    assert str(dtype_of_kernel(name)) == dtype
+
+
+def test_the_first_floating_input_is_the_element_type():
+    assert dtype_of_inputs(["long int", "c10::Half", "float"]) == "float16"
+    assert dtype_of_inputs(["Scalar", "long int", ""]) == "int64"
+    assert dtype_of_inputs(["TensorList", ""]) is dtype_of_inputs(None) is None
+
+
+COLLECTIVES = """
+    all_reduce allreduce
+    all_reduce c10d::allreduce_
+    all_gather _allgather_base
+    all_to_all nccl:all_to_all
+    reduce_scatter _reduce_scatter_base_
+    None wait
+"""
+KERNELS = """
+    all_reduce ncclKernel_AllReduce_RING_LL_Sum_float
+    send_recv ncclDevKernel_SendRecv
+    all_reduce void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)
+    all_reduce void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(...)
+    all_reduce void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>(...)
+    all_to_all void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(...)
+    all_to_all void deep_ep::intranode::cached_notify_combine<2>(void**, int*, int)
+    all_to_all mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>
+    reduce_scatter hcom_reduceScatter__123_0
+    barrier void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)
+    None _combined_routing_compute
+    None triton_poi_fused_all_reduce_wait_tensor_0
+    None void softmax_kernel<float, BlockAllReduce<float> >(float*)
+    None void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(...)
+    None gemm_allreduce_sm90_bf16
+"""
+
+
+def test_collectives_have_one_name_each():
+    for line in COLLECTIVES.strip().splitlines():
+        operation, name = line.strip().split(" ", 1)
+        assert str(collective_of_name(name)) == operation
+
+
+@pytest.mark.parametrize("line", KERNELS.strip().splitlines())
+def test_kernels_that_communicate_by_themselves_are_collectives(imported, line):
+    operation, name = line.strip().split(" ", 1)
+    (work,) = rows("kernel k 10 30 correlation=1")
+    trace = imported("call cudaLaunchKernel 0 5 correlation=1", {**work, "name": name})
+    assert trace.values("kind")[-1] == ("kernel" if operation == "None" else "collective")
+    assert ("collective" in trace.columns and str(trace.values("collective")[-1])) in (operation, False)
+
+
+def test_what_a_collective_moves_is_told_by_itself_or_by_the_call_around_its_launch(imported):
+    trace = imported(
+        """
+        kernel ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem) 1 3 correlation=3 stream=9
+        op record_param_comms 10 60 External_id=1 Input_Dims=[[],[],[]] Input_type=["TensorList","Scalar",""]
+        note nccl:all_to_all 15 55 External_id=2 Input_Dims=[[100,3]] Input_type=["long int"]
+        call cudaLaunchKernel 20 25 correlation=7 External_id=2
+        kernel ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x) 40 90 correlation=7 stream=9 External_id=2
+        call cudaLaunchKernelExC 62 65 correlation=8
+        kernel ncclDevKernel_AllReduce 95 99 correlation=8 stream=9 \
+                Collective_name=allreduce In_msg_nelems=1000 dtype=Float Process_Group_Name="0"
+    """
+    )
+    told = np.flatnonzero(trace.is_kind("collective"))
+    columns = ("collective", "elements", "bytes", "dtype", "group")
+    assert list(zip(*(trace.values(name, told) for name in columns), strict=True)) == [
+        ("all_reduce", None, None, None, None),
+        ("all_to_all", 300, 2400, "int64", None),
+        ("all_reduce", 1000, 4000, "float32", "0"),
+    ]
+
+
+@pytest.mark.parametrize(("lasted", "kept"), [(900, 150), (152, 150), (150.5, 150.5), (149, 149)])
+def test_a_kernel_ends_at_the_latest_where_the_next_of_its_stream_begins(imported, lasted, kept):
+    trace = imported(f"""
+        op aten::mm 0 320
+        launch first 0 10 {10 + lasted}
+        launch next 150 160 260
+        launch last 300 310 710
+    """)  # the next begins 150 us behind the first
+    assert trace["duration_ns"][trace.is_kind("kernel")].tolist() == [kept * 1000, 100_000, 400_000]
+    over = (
+        f"1 device task lasted into the next of the same stream, by {(lasted - kept) / 1000:,.3f} ms in total"
+    )
+    assert any(note.startswith(over) for note in trace.metadata["notes"]) == (kept < lasted)
+
+
+@pytest.mark.parametrize("how", ["correlation=2 stream=8", "correlation=2 graph_id=3", "correlation=1"])
+def test_what_may_run_side_by_side_keeps_its_time(imported, how):
+    trace = imported(
+        f"""
+        op aten::mm 0 320
+        call cudaGraphLaunch 0 5 correlation=1
+        call cudaLaunchKernel 90 95 correlation=2
+        kernel first 10 510 correlation=1 {"graph_id=3" if "graph" in how else ""}
+        kernel next 100 200 {how}
+    """.replace(" \n", "\n")
+    )
+    assert trace["duration_ns"][trace.is_kind("kernel")].tolist() == [500_000, 100_000]
+
+
+def test_the_shared_overflowing_kernels_replay():
+    replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
+    assert [step.measured_ns for step in replay.recording.steps] == [1_000_000] * 3
+    assert replay.max_error < 1e-6

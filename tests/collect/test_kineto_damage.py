@@ -4,16 +4,12 @@ import gzip
 import json
 
 import pytest
-from kineto_text import document, op, row, training, write
+from graph.small_traces import kineto, op, training, write
 from shared import refused, shared_trace
 
 from daydream.collect.importers import import_trace
 from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.kineto.blocks import EventReader
-
-
-def imported(tmp_path, events):
-    return import_trace([write(tmp_path / "trace.json", document(events))])
 
 
 @pytest.mark.parametrize(
@@ -28,29 +24,29 @@ def imported(tmp_path, events):
     ],
 )
 @pytest.mark.parametrize("as_list", [False, True])
-def test_what_profilers_write_and_is_no_json_is_mended(tmp_path, new, mended, as_list):
-    events = training(2)
-    events[4]["args"]["place"] = 1
-    text = json.dumps(events if as_list else document(events)).replace('"place": 1', new)
-    trace = import_trace([write(tmp_path / "trace.json", text)])
-    assert trace.values("name") == imported(tmp_path, training(2)).values("name")
+def test_what_profilers_write_and_is_no_json_is_mended(tmp_path, imported, new, mended, as_list):
+    document = kineto(training(2))
+    document["traceEvents"][4]["args"]["place"] = 1
+    text = json.dumps(document["traceEvents"] if as_list else document).replace('"place": 1', new)
+    trace = import_trace([write(tmp_path / "mended.json", text)])
+    assert trace.values("name") == imported(training(2)).values("name")
     said = f"Places that were no JSON (inf, quotes in texts, say) and were mended: {mended}."
     assert trace.metadata["notes"] == ([said] if mended else [])
 
 
 @pytest.mark.parametrize("new", ["inf", '"Library("a", "IMPL")"'])
 def test_a_large_file_is_mended_block_by_block(tmp_path, new):
-    text = json.dumps(document([{**op("aten::mm", at, 1), "args": {"x": at % 10}} for at in range(400)]))
+    text = json.dumps(kineto([op("aten::mm", at, at + 1, x=at % 10) for at in range(400)]))
     path = write(tmp_path / "t.json", text.replace('"x": 7}', f'"x": {new}}}'))
     reader = EventReader(path, block_bytes=1 << 12)
-    assert min(len(text) // (1 << 13), sum(1 for _ in reader)) == len(text) // (1 << 13)
+    assert sum(1 for _ in reader) >= len(text) // (1 << 13)
     assert (reader.mended, reader.unreadable) == (40, 0)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_json_is_read_in_any_encoding_of_unicode(tmp_path, encoding, name):
-    text = json.dumps(document([*training(2), op("caf\u00e9", 5, 1)]), ensure_ascii=False)
+    text = json.dumps(kineto(training(2), "op caf\u00e9 5 6"), ensure_ascii=False)
     assert "caf\u00e9" in import_trace([write(tmp_path / name, text.encode(encoding))]).values("name")
 
 
@@ -75,69 +71,43 @@ def test_the_shared_symptoms_are_read(name):
     assert [step["measured_ns"] for step in trace.metadata["steps"][1:]] == [1_000_000] * 3
 
 
-# What is odd is counted
+# -- what is odd is counted ----------------------------------------------------------------------------
+
+DAMAGED = {
+    **kineto("op b 2 3")["traceEvents"][0],
+    "tid": True,
+    "args": {"External id": [1], "Input Dims": "none"},
+}
 
 
-def test_rows_without_sense_are_left_out_and_counted(tmp_path):
-    events = [
-        *training(2),
-        op("negative", 100, -5),
-        op("no time", None, 5),
-        op("not a number", "soon", 5),
-        op("no end", 7, None),
-        op("last year", -3e13, 5),
-        op("forever", 9, 1e12),
-        row("mystery", "x", 1, 1),
-    ]
-    trace = imported(tmp_path, events)
-    assert len(trace) == len(imported(tmp_path, training(2)))
-    notes = " ".join(trace.metadata["notes"])
-    for part in (
-        "1 row ended before it began",
-        "3 rows had no readable time",
-        "2 rows began or lasted",
-        "'mystery'",
-    ):
-        assert part in notes
-
-
-def test_values_of_a_wrong_type_do_not_spoil_the_other_rows(tmp_path):
-    events = [*training(2), "text", 5, None, [1]]
-    events[2] = {
-        **events[2],
-        "tid": True,
-        "args": {**events[2]["args"], "External id": [1], "Input Dims": "none"},
-    }
-    trace = imported(tmp_path, events)
-    assert len(trace) == len(imported(tmp_path, training(2)))
-    assert any("4 rows could not be read" in note for note in trace.metadata["notes"])
+def event(name, ts, dur):
+    return {**DAMAGED, "name": name, "tid": 1, "ts": ts, "dur": dur, "args": {}}
 
 
 @pytest.mark.parametrize(
-    ("time", "read"),
+    ("events", "kept", "said"),
     [
-        ("1e999999999999", None), ("-1e400", None), ("sNaN", None), ("0x10", None), ("", None),
-        ("1e-999999", 0), ("\u0661\u0662", 12_000),  # digits of any script are a number to Python
+        ([event("negative", 100, -5)], 0, "1 row ended before it began"),
+        ([event("a", None, 5), event("b", "soon", 5), event("c", 7, None)], 0, "3 rows had no readable time"),
+        ([event("a", -3e13, 5), event("forever", 9, 1e12)], 0, "2 rows began or lasted"),
+        ([{**event("x", 1, 1), "cat": "mystery"}], 0, "'mystery'"),
+        (["text", 5, None, [1], DAMAGED], 1, "4 rows could not be read"),
+        *(([event("a", time, time)], 0, "1 row had no readable time and was left out.")
+          for time in ("1e999999999999", "-1e400", "sNaN", "0x10", "")),
+        ([event("a", "1e-999999", "1e-999999"), event("a", "\u0661\u0662", "\u0661\u0662")], 2, ""),
+        ([event("half \ud83d", 5, 1)], 1, ""),
     ],
 )  # fmt: skip
-def test_a_time_written_strangely_is_read_or_counted(tmp_path, time, read):
-    trace = imported(tmp_path, [*training(1), op("strange", time, time)])
-    names, said = trace.values("name"), ["1 row had no readable time and was left out."]
-    durations = [int(trace["duration_ns"][row]) for row, name in enumerate(names) if name == "strange"]
-    assert durations == ([] if read is None else [read])
-    assert trace.metadata["notes"] == (said if read is None else [])
-    assert len(trace) == len(imported(tmp_path, training(1))) + len(durations)
+def test_rows_without_sense_are_left_out_and_counted(tmp_path, imported, events, kept, said):
+    document = kineto(training(2))
+    document["traceEvents"] += events
+    trace = import_trace([write(tmp_path / "odd.json", document)])
+    assert len(trace) == len(imported(training(2))) + kept
+    assert said in " ".join(trace.metadata["notes"])
+    assert trace.to_arrow().num_rows == len(trace)  # every text can be encoded
 
 
-def test_text_that_cannot_be_encoded_is_cleaned(tmp_path):
-    text = json.dumps(document([*training(1), op("half \ud83d", 5, 1)]))
-    trace = import_trace([write(tmp_path / "trace.json", text)])
-    (name,) = [name for name in trace.values("name") if name and name.startswith("half")]
-    assert name.encode("utf-8").startswith(b"half ")
-    assert trace.to_arrow().num_rows == len(trace)
-
-
-# What is no trace
+# -- what is no trace ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,11 +128,8 @@ def test_text_that_cannot_be_encoded_is_cleaned(tmp_path):
         (b"\xef\xbb\xbf\n<!DOCTYPE html>", "HTML"),
         (b'{"traceEvents": [{"ph": "X", "name": inf nan}]}', "not valid JSON"),
         (b"{", "cut off"),
-        (b"[", "cut off"),
         (b"{}", "without a `traceEvents`"),
-        (b'{"a": 1}', "without a `traceEvents`"),
         (b'{"schema": "1.0", "nodes": [{"id": 1}]}', "PyTorch execution trace"),
-        (b'{"traceEvents": []}', "holds no operator"),
         (b"[]", "holds no operator"),
         (b'{"traceEvents": {}}', "without a `traceEvents` list"),
         (b'{"traceEvents": [1, 2]}', "holds no operator"),
@@ -189,13 +156,11 @@ def test_a_binary_file_may_begin_with_the_bytes_of_a_page(tmp_path, content, nam
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.1, 0.999])
 def test_a_truncated_file_is_said_to_be_cut_off(tmp_path, packed, share):
-    text = json.dumps(document(training(20))).encode()
+    text = json.dumps(kineto(training(20))).encode()
     data = gzip.compress(text) if packed else text
-    path = tmp_path / "trace.json"
-    path.write_bytes(data[: int(len(data) * share)])
-    assert "cut off" in refused(path)
+    assert "cut off" in refused(write(tmp_path / "trace.json", data[: int(len(data) * share)]))
 
 
 def test_missing_files_and_empty_folders_are_said_to_be(tmp_path):

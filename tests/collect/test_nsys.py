@@ -3,33 +3,11 @@
 import gzip
 import sqlite3
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from nsys_database import (
-    COPY,
-    ID,
-    LAUNCH,
-    MAIN,
-    OTHER,
-    PID,
-    allocation,
-    call,
-    copy,
-    kernel,
-    memset,
-    names_of,
-    packed,
-    range_,
-    read,
-    read_nsys,
-    record,
-    rows_of,
-    sync,
-    write_export,
-)
-from shared import refusals
+from collect.nsys_database import MAIN, OTHER, PID, read_nsys, rows_of, tables, write_export
+from shared import shared_trace
 
 import daydream
 from daydream.collect.importers import import_trace
@@ -37,139 +15,175 @@ from daydream.collect.importers.nsys import split_ranks
 from daydream.errors import TraceError
 from daydream.trace.schema import NO_ID
 
+LAUNCH = "RUNTIME cudaLaunchKernel_v7000 0 1 correlationId=1"
+NOW = 1_700_000_000_000_000_000
 
-def test_calls_and_device_work_become_rows_in_order_of_start(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(1000, 1010, 5, LAUNCH), call(1020, 1030, 6, "cudaMemsetAsync_v3020", tid=OTHER)],
-        "KERNEL": [kernel(1015, 1100, 5)],
-        "MEMSET": [memset(1101, 1105, 6)],
-    })  # fmt: skip
 
+@pytest.fixture
+def read(tmp_path):
+    """Return what an export is read as, with one launch beside the rows of a text."""
+
+    def made(text, **more):
+        return read_nsys(write_export(tmp_path / "a.sqlite", text, **more))
+
+    return made
+
+
+def test_calls_and_device_work_become_rows_in_order_of_start(read):
+    recording = read(
+        """
+        RUNTIME cudaLaunchKernel_v7000 1000 1010 correlationId=5
+        RUNTIME cudaMemsetAsync_v3020 1020 1030 correlationId=6 tid=702
+        KERNEL 1015 1100 correlationId=5
+        MEMSET 1101 1105 correlationId=6
+        """,
+        TARGET_INFO_SESSION_START_TIME=[{"utcEpochNs": NOW, "utcTime": "x"}],
+        TARGET_INFO_SYSTEM_ENV=[{"name": "Environment", "value": "TOKEN=secret"}],
+        PROCESSES=[{"name": "secret"}],
+    )
     assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "pid", "tid", "correlation") == [
-        ("runtime", "cudaLaunchKernel", 0, 10, PID, MAIN, 5),
-        ("kernel", "void add<float>(int)", 15, 85, None, None, 5),
-        ("runtime", "cudaMemsetAsync", 20, 10, PID, OTHER, 6),
-        ("memset", "Memset (Device)", 101, 4, None, None, 6),
+        ["runtime", "cudaLaunchKernel", 0, 10, PID, MAIN, 5],
+        ["kernel", "void add<float>(int)", 15, 85, None, None, 5],
+        ["runtime", "cudaMemsetAsync", 20, 10, PID, OTHER, 6],
+        ["memset", "Memset (Device)", 101, 4, None, None, 6],
     ]
     assert rows_of(recording, "device", "stream", "grid", "block", "bytes")[1::2] == [
-        (0, 7, "40,2,1", "128,1,1", None),
-        (0, 7, None, None, 64),
-    ]
-    assert recording.metadata["source"] == "nsys 3.16.1 a.sqlite"
-    assert recording.metadata["versions"] == {"nsys": "2024.6.2.225"}
-    assert recording.metadata["devices"] == [{"id": 0}]
-    assert recording.metadata["vendor"] == "cuda"
-    assert recording.metadata["origin_ns"] == 1000
-    assert recording.metadata["notes"] == []
+        [0, 7, "40,2,1", "128,1,1", None], [0, 7, None, None, 64],
+    ]  # fmt: skip
+    metadata = recording.metadata
+    assert (metadata["source"], metadata["versions"]) == ("nsys 3.16.1 a.sqlite", {"nsys": "2024.6.2.225"})
+    assert (metadata["devices"], metadata["vendor"], metadata["notes"]) == ([{"id": 0}], "cuda", [])
+    assert metadata["origin_ns"] == NOW + 1000
+    assert "secret" not in repr(metadata) + repr(recording.texts)
 
 
-def test_an_api_version_is_no_part_of_a_name_but_v2_is(tmp_path):
-    recording = read(tmp_path, {"RUNTIME": [call(0, 1, 1, LAUNCH), call(2, 3, 2, "cuMemFree_v2")]})
+BEST_NAME = """
+    KERNEL 0 1
+    KERNEL 10 11 demangledName=-
+    KERNEL 20 21 demangledName=- shortName=-
+    KERNEL 30 31 demangledName=- shortName=- mangledName=9999
+"""
+COPIES = """
+    MEMCPY 0 5 copyKind=1 srcKind=0 dstKind=2
+    MEMCPY 10 15 copyKind=2 srcKind=2 dstKind=1
+    MEMCPY 30 35 copyKind=10 srcKind=2 dstKind=2
+    MEMCPY 40 45 copyKind=11 srcKind=4 dstKind=2
+    MEMCPY 50 55 copyKind=99 srcKind=99 dstKind=-
+    MEMSET 90 91 memKind=-
+"""
+ENUMS = {
+    "ENUM_CUDA_MEMCPY_OPER": [{"id": 41, "name": "CUDA_MEMCPY_KIND_DTOH", "label": "Device-to-Host"}],
+    "ENUM_CUDA_MEM_KIND": [
+        {"id": 31, "name": "CUDA_MEMOPR_MEMORY_KIND_DEVICE", "label": "Device"},
+        {"id": 32, "name": "CUDA_MEMOPR_MEMORY_KIND_PAGEABLE", "label": "Pageable"},
+    ],
+}
+RANGES = """
+    NVTX_EVENTS Forward 10 40
+    NVTX_EVENTS 20 30 tid=702 textId=2 domainId=3
+    NVTX_EVENTS Backward 50 60 eventType=60
+    NVTX_EVENTS a mark 52 - eventType=34
+    NVTX_EVENTS cuBLAS 53 - eventType=75
+    NVTX_EVENTS never closed 55 -
+"""
+ODD_TIMES = f"""
+    KERNEL 0 5
+    KERNEL 9 5
+    KERNEL 3 -
+    KERNEL {-(2**63)} 5
+    KERNEL {2**62} {2**62 + 9}
+"""
+OLDER_SYNCS = """
+    SYNCHRONIZATION 0 1 deprecatedSyncType=0 streamId=7
+    SYNCHRONIZATION 2 3 deprecatedSyncType=1 streamId=7
+    SYNCHRONIZATION 4 5 deprecatedSyncType=2 streamId=7
+    SYNCHRONIZATION 10 11 deprecatedSyncType=- eventId=5 streamId=7
+    SYNCHRONIZATION 12 13 deprecatedSyncType=- streamId=7
+    SYNCHRONIZATION 14 15 deprecatedSyncType=-
+"""
+OLDER_NAMES = ["Context Sync", "Event Sync", "Stream Sync", "Event Sync", "Stream Sync", "Context Sync"]
+CASES = {  # an export, other tables, and values of rows of a kind
+    "an API version is no part of a name but _v2 is": (
+        "RUNTIME cuMemFree_v2 2 3", {}, "runtime", ["name"], [["cudaLaunchKernel"], ["cuMemFree_v2"]],
+    ),
+    "a kernel has the best name that is there": (
+        BEST_NAME, {}, "kernel", ["name"],
+        [["void add<float>(int)"], ["add"], ["_Z3addi"], ["unnamed kernel"]],
+    ),
+    "copies are named as Kineto names them": (
+        COPIES, {}, "memcpy", ["name"],
+        [["Memcpy HtoD (Pageable -> Device)"], ["Memcpy DtoH (Device -> Pinned)"],
+         ["Memcpy PtoP (Device -> Device)"], ["Memcpy HtoD (Managed -> Device)"],
+         ["Memcpy Unknown (Unknown -> Unknown)"]],
+    ),
+    "memory of an unknown kind is set": (COPIES, {}, "memset", ["name", "bytes"], [["Memset (Unknown)", 64]]),
+    "kinds of copies are read from the enum tables of the file": (
+        "MEMCPY 0 5 copyKind=41 srcKind=31 dstKind=32", ENUMS, "memcpy", ["name", "bytes"],
+        [["Memcpy DtoH (Device -> Pageable)", 4096]],
+    ),
+    "a graph traced as a whole is one row": (
+        "GRAPH_TRACE 10 90 correlationId=3", {}, "kernel",
+        ["name", "duration_ns", "stream", "correlation", "graph_id"], [["CUDA graph", 80, 7, 3, 4]],
+    ),
+    "nodes of a graph keep graph and node": (
+        "KERNEL 10 20 graphId=6 graphNodeId=601\nKERNEL 20 30 graphId=0 graphNodeId=0", {}, "kernel",
+        ["graph_id", "graph_node"], [[6, 601], [None, None]],
+    ),
+    "NVTX ranges are annotations on their thread": (
+        RANGES, {}, "annotation", ["name", "start_ns", "duration_ns", "pid", "tid"],
+        [["Forward", 10, 30, PID, MAIN], ["add", 20, 10, PID, OTHER], ["Backward", 50, 10, PID, MAIN]],
+    ),
+    "rows without a proper end are left out": (ODD_TIMES, {}, "kernel", ["start_ns"], [[0]]),
+    "a query is no wait": (
+        "RUNTIME cudaEventQuery 20 29 correlationId=3\nSYNCHRONIZATION 22 23 correlationId=3 syncType=1", {},
+        "sync", ["name"], [["Event Query"]],
+    ),
+    "a sync row without type and call: by the older type or its ids": (
+        OLDER_SYNCS, {}, "sync", ["name"], [[name] for name in OLDER_NAMES],
+    ),
+    "a sync row is on the device of its context": (
+        """
+        KERNEL 0 5
+        KERNEL 0 5 deviceId=1 contextId=2
+        SYNCHRONIZATION 10 11 contextId=2
+        SYNCHRONIZATION 12 13 contextId=1
+        SYNCHRONIZATION 14 15 contextId=9
+        """,
+        {}, "sync", ["device"], [[1], [0], [0]],
+    ),
+}  # fmt: skip
 
-    assert names_of(recording, "runtime") == ["cudaLaunchKernel", "cuMemFree_v2"]
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows(read, case):
+    text, more, kind, columns, expected = CASES[case]
+    assert rows_of(read(f"{LAUNCH}\n{text}", **more), *columns, kind=kind) == expected
 
 
-def test_a_kernel_has_the_best_name_that_is_there(tmp_path):
-    short = {**kernel(10, 11, 2), "demangledName": None}
-    mangled = {**short, "start": 20, "end": 21, "shortName": None}
-    unnamed = {**mangled, "start": 30, "end": 31, "mangledName": 9999}
-    recording = read(tmp_path, {"KERNEL": [kernel(0, 1, 1), short, mangled, unnamed]})
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("GRAPH_TRACE 10 90", ["1 CUDA graph launch traced as a whole"]),
+        (
+            "GRAPH_HOST_NODE 10 20\nGRAPH_HOST_NODE 10 20",  # a function in a CUDA graph
+            ["2 rows were of the table CUPTI_ACTIVITY_KIND_GRAPH_HOST_NODE and were left out."],
+        ),
+        (RANGES, ["1 row had no readable time and was left out."]),
+        (ODD_TIMES, ["1 row ended before it began", "3 rows had no readable time"]),
+    ],
+)
+def test_what_is_left_out_is_counted(read, text, said):
+    notes = read(f"{LAUNCH}\n{text}").metadata["notes"]
+    assert len(notes) == len(said)
+    assert all(words in note for words, note in zip(said, notes, strict=True))
 
-    assert names_of(recording, "kernel") == ["void add<float>(int)", "add", "_Z3addi", "unnamed kernel"]
 
-
-def test_columns_that_a_version_lacks_are_unknown(tmp_path):
-    few = {"start": 0, "end": 5, "deviceId": 0, "streamId": 7, "correlationId": 1, "shortName": ID["add"]}
-    recording = read(tmp_path, {"KERNEL": [few], "RUNTIME": [call(0, 1, 1, LAUNCH)]}, version="3.2")
-
-    assert "grid" not in recording.columns
-    assert "graph_id" not in recording.columns
+def test_columns_that_a_version_lacks_are_unknown(read):
+    few = {"start": 0, "end": 5, "deviceId": 0, "streamId": 7, "correlationId": 1, "shortName": 2}
+    recording = read({"KERNEL": [few], **tables(LAUNCH)}, version="3.2")
+    assert not {"grid", "graph_id"} & recording.columns.keys()
     # the kernel names no process: it is of the only one
-    assert rows_of(recording, "kind", "name", "correlation") == [
-        ("kernel", "add", 1),
-        ("runtime", "cudaLaunchKernel", 1),
-    ]
-
-
-def test_copies_are_named_as_kineto_names_them(tmp_path):
-    kinds = [(1, 0, 2), (2, 2, 1), (8, 2, 2), (10, 2, 2), (11, 4, 2), (99, 99, None)]
-    rows = [copy(10 * index, 10 * index + 5, index, kind) for index, kind in enumerate(kinds)]
-    recording = read(tmp_path, {"MEMCPY": rows, "MEMSET": [memset(90, 91, 9, None)]})
-
-    assert names_of(recording, "memcpy") == [
-        "Memcpy HtoD (Pageable -> Device)",
-        "Memcpy DtoH (Device -> Pinned)",
-        "Memcpy DtoD (Device -> Device)",
-        "Memcpy PtoP (Device -> Device)",
-        "Memcpy HtoD (Managed -> Device)",
-        "Memcpy Unknown (Unknown -> Unknown)",
-    ]
-    assert names_of(recording, "memset") == ["Memset (Unknown)"]
-    assert rows_of(recording, "bytes")[0] == (4096,)
-
-
-def test_copy_kinds_are_read_from_the_enum_tables_of_the_file(tmp_path):
-    recording = read(tmp_path, {
-        "MEMCPY": [copy(0, 5, 1, (41, 31, 32))],
-        "ENUM_CUDA_MEMCPY_OPER": [{"id": 41, "name": "CUDA_MEMCPY_KIND_DTOH", "label": "Device-to-Host"}],
-        "ENUM_CUDA_MEM_KIND": [
-            {"id": 31, "name": "CUDA_MEMOPR_MEMORY_KIND_DEVICE", "label": "Device"},
-            {"id": 32, "name": "CUDA_MEMOPR_MEMORY_KIND_PAGEABLE", "label": "Pageable"},
-        ],
-    })  # fmt: skip
-
-    assert names_of(recording, "memcpy") == ["Memcpy DtoH (Device -> Pageable)"]
-
-
-def test_a_graph_traced_as_a_whole_is_one_row_and_a_note(tmp_path):
-    graph = {
-        "start": 10, "end": 90, "deviceId": 0, "contextId": 1, "streamId": 7, "correlationId": 3,
-        "globalPid": packed(), "graphId": 4, "graphExecId": 5,
-    }  # fmt: skip
-    launch = call(0, 5, 3, "cudaGraphLaunch_v10000")
-    recording = read(tmp_path, {"GRAPH_TRACE": [graph], "RUNTIME": [launch]})
-
-    assert rows_of(recording, "kind", "name", "duration_ns", "stream", "correlation", "graph_id")[1] == (
-        "kernel", "CUDA graph", 80, 7, 3, 4,
-    )  # fmt: skip
-    assert "1 CUDA graph launch traced as a whole" in recording.metadata["notes"][0]
-
-
-def test_nodes_of_a_graph_keep_graph_and_node(tmp_path):
-    nodes = [kernel(10, 20, 3, graphId=6, graphNodeId=601), kernel(20, 30, 3, graphId=0, graphNodeId=0)]
-    recording = read(tmp_path, {"KERNEL": nodes}, version="3.25.0")
-
-    assert rows_of(recording, "graph_id", "graph_node") == [(6, 601), (None, None)]
-
-
-def test_rows_of_tables_that_are_not_read_are_counted(tmp_path):
-    host = {"start": 10, "end": 20, "correlationId": 1, "globalPid": packed()}  # a function in a CUDA graph
-    recording = read(tmp_path, {"GRAPH_HOST_NODE": [host, host], "KERNEL": [kernel(30, 40, 2)]})
-
-    assert recording.metadata["notes"] == [
-        "2 rows were of the table CUPTI_ACTIVITY_KIND_GRAPH_HOST_NODE and were left out."
-    ]
-
-
-def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(0, 1, 1, LAUNCH)],
-        "NVTX_EVENTS": [
-            range_(10, 40, "Forward"),
-            range_(20, 30, None, tid=OTHER, textId=ID["a registered range"], domainId=3),
-            range_(50, 60, "Backward", type_=60),
-            range_(52, None, "a mark", type_=34),
-            range_(53, None, "cuBLAS", type_=75),
-            range_(55, None, "never closed"),
-        ],
-    })  # fmt: skip
-
-    assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "pid", "tid")[1:] == [
-        ("annotation", "Forward", 10, 30, PID, MAIN),
-        ("annotation", "a registered range", 20, 10, PID, OTHER),
-        ("annotation", "Backward", 50, 10, PID, MAIN),
-    ]
-    assert recording.metadata["notes"] == ["1 row had no readable time and was left out."]
+    assert rows_of(recording, "name", "correlation") == [["add", 1], ["cudaLaunchKernel", 1]]
 
 
 @pytest.mark.parametrize(
@@ -180,111 +194,60 @@ def test_nvtx_ranges_are_annotations_on_their_thread(tmp_path):
         ("aten::mm, seq = 3, op_id = 9, sizes = [[2, 3], [3, 4]], input_op_ids = [[1, 0]]",
          "operator", "aten::mm", 3, "[[2,3],[3,4]]"),
         ("aten::mm, op_id = 9, sizes = [[2, 3], not json]", "operator", "aten::mm", None, None),
-        ("AddmmBackward0, seq = 4, op_id = 77", "operator", "AddmmBackward0", 4, None),
         ("Fn<A, B>, seq = 1", "operator", "Fn<A, B>", 1, None),
         ("Optimizer.step#SGD.step, op_id = 5", "annotation", "Optimizer.step#SGD.step", None, None),
-        ("aten::add", "annotation", "aten::add", None, None),
         ("step 3, epoch 2", "annotation", "step 3, epoch 2", None, None),
     ],
 )  # fmt: skip
-def test_ranges_of_emit_nvtx_are_operators(tmp_path, text, kind, name, sequence, shapes):
-    recording = read(tmp_path, {"NVTX_EVENTS": [range_(0, 9, text)], "RUNTIME": [call(20, 21, 1, LAUNCH)]})
-
-    assert rows_of(recording, "kind", "name", "sequence", "shapes")[0] == (kind, name, sequence, shapes)
-
-
-def two_processes(tmp_path):
-    return read(tmp_path, {
-        "RUNTIME": [
-            call(0, 5, 1, LAUNCH, pid=30), call(1, 6, 1, LAUNCH, pid=20), call(2, 3, 1, LAUNCH, pid=10),
-        ],
-        "KERNEL": [
-            kernel(10, 20, 1, pid=30, deviceId=0), kernel(12, 25, 1, pid=20, deviceId=1),
-            kernel(30, 40, 2, pid=20, deviceId=1),
-        ],
-    })  # fmt: skip
+def test_ranges_of_emit_nvtx_are_operators(read, text, kind, name, sequence, shapes):
+    given = tables(f"{LAUNCH}\nNVTX_EVENTS 0 9")
+    given["NVTX_EVENTS"][0]["text"] = text
+    found = rows_of(read(given), "kind", "name", "sequence", "shapes")
+    assert [kind, name, sequence, shapes] in found
 
 
-def test_equal_correlation_ids_of_two_processes_stay_apart(tmp_path):
-    recording = two_processes(tmp_path)
-
+def test_processes_on_a_device_are_ranks_whose_correlation_ids_stay_apart(read):
+    recording = read("""
+        RUNTIME cudaLaunchKernel_v7000 0 5 correlationId=1 pid=30
+        RUNTIME cudaLaunchKernel_v7000 1 6 correlationId=1 pid=20
+        RUNTIME cudaLaunchKernel_v7000 2 3 correlationId=1 pid=10
+        KERNEL 10 20 correlationId=1 pid=30
+        KERNEL 12 25 correlationId=1 pid=20 deviceId=1
+        KERNEL 30 40 correlationId=2 pid=20 deviceId=1
+    """)
     assert rows_of(recording, "kind", "rank", "pid", "device", "correlation") == [
-        ("runtime", 0, 30, None, 1),
-        ("runtime", 1, 20, None, 1 + (1 << 32)),
-        ("runtime", None, 10, None, 1 + (2 << 32)),
-        ("kernel", 0, None, 0, 1),
-        ("kernel", 1, None, 1, 1 + (1 << 32)),
-        ("kernel", 1, None, 1, 2 + (1 << 32)),
+        ["runtime", 0, 30, None, 1],
+        ["runtime", 1, 20, None, 1 + (1 << 32)],
+        ["runtime", None, 10, None, 1 + (2 << 32)],
+        ["kernel", 0, None, 0, 1],
+        ["kernel", 1, None, 1, 1 + (1 << 32)],
+        ["kernel", 1, None, 1, 2 + (1 << 32)],
     ]
     assert recording.metadata["notes"] == [
         "2 processes did device work; they are ranks, by their lowest device."
     ]
-
-
-def test_a_file_of_several_processes_splits_into_ranks(tmp_path):
-    first, second = split_ranks(two_processes(tmp_path))
-
-    assert [rows_of(part, "kind", "pid", "device") for part in (first, second)] == [
-        [("runtime", 30, None), ("kernel", None, 0)],
-        [("runtime", 20, None), ("kernel", None, 1), ("kernel", None, 1)],
-    ]
+    first, second = split_ranks(recording)
+    assert [rows_of(part, "pid", "device") for part in (first, second)] == [
+        [[30, None], [None, 0]], [[20, None], [None, 1], [None, 1]],
+    ]  # fmt: skip
     assert [part.metadata["rank"] for part in (first, second)] == [0, 1]
     assert first.metadata["notes"][-1] == "1 row of processes without device work left out."
-    assert second.metadata["notes"] == []
 
 
-def test_times_count_from_the_first_row_and_the_origin_is_absolute(tmp_path):
-    recording = read(tmp_path, {
-        "RUNTIME": [call(-50, -40, 1, LAUNCH)], "KERNEL": [kernel(-30, 20, 1)],
-        "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 1_700_000_000_000_000_000, "utcTime": "x"}],
-    })  # fmt: skip
-
-    assert rows_of(recording, "start_ns", "duration_ns") == [(0, 10), (20, 50)]
-    assert recording.metadata["origin_ns"] == 1_700_000_000_000_000_000 - 50
-
-
-def test_rows_without_a_proper_end_are_left_out_and_counted(tmp_path):
-    rows = [
-        kernel(0, 5, 1),
-        kernel(9, 5, 2),
-        kernel(3, None, 3),
-        kernel(-(2**63), 5, 4),
-        kernel(2**62, 2**62 + 9, 5),
-    ]
-    recording = read(tmp_path, {"KERNEL": rows})
-
-    assert len(recording) == 1
-    assert recording.metadata["notes"] == [
-        "1 row ended before it began and was left out.",
-        "3 rows had no readable time and were left out.",
-    ]
-
-
-def test_device_properties_are_named_as_from_kineto(tmp_path):
-    recording = read(
-        tmp_path,
-        {
-            "KERNEL": [kernel(0, 5, 1)],
-            "TARGET_INFO_GPU": [
-                {
-                    "id": 3,
-                    "cuDevice": 0,
-                    "name": "NVIDIA A100",
-                    "totalMemory": 85_000_000_000,
-                    "smCount": 108,
-                    "computeMajor": 8,
-                    "computeMinor": 0,
-                    "memoryBandwidth": 2_039_040_000_000,
-                    "uuid": "6161e0f3",
-                }
-            ],
-        },
+def gpus(*rows):
+    keys = (
+        "id",
+        "cuDevice",
+        "name",
+        "smCount",
+        "totalMemory",
+        "computeMajor",
+        "computeMinor",
+        "memoryBandwidth",
     )
-
-    assert recording.metadata["devices"] == [{
-        "id": 0, "name": "NVIDIA A100", "memory_bytes": 85_000_000_000, "compute_major": 8,
-        "compute_minor": 0, "multiprocessors": 108, "memory_bytes_per_second": 2_039_040_000_000,
-    }]  # fmt: skip
+    return [
+        dict(zip(keys, [*row, None, None, None, None][:8], strict=True)) | {"uuid": "61e"} for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -297,367 +260,251 @@ def test_device_properties_are_named_as_from_kineto(tmp_path):
         ([], {0: "NVIDIA A", 2: "NVIDIA B"}),
     ],
 )
-def test_a_device_has_the_number_that_cuda_gives_it(tmp_path, seen, names):
-    gpus = [
-        (0, 0, "Intel Iris", 0),
-        (1, 0, "NVIDIA A", 76),
-        (2, 2, "NVIDIA B", 76),
-        (3, 0, "Basic Render", 0),
-    ]
-    tables = {
-        "KERNEL": [kernel(0, 5, 1)],
-        "TARGET_INFO_GPU": [
-            dict(zip(("id", "cuDevice", "name", "smCount"), gpu, strict=True)) for gpu in gpus
-        ],
-    }
+def test_a_device_has_the_number_that_cuda_gives_it(read, seen, names):
+    four = (0, 0, "Intel Iris", 0), (1, 0, "NVIDIA A", 76), (2, 2, "NVIDIA B", 76), (3, 0, "Basic Render", 0)
+    more = {"TARGET_INFO_GPU": gpus(*four)}
     if seen:
-        tables["TARGET_INFO_CUDA_DEVICE"] = [
-            {"gpuId": gpu, "cudaId": number, "pid": 7} for gpu, number in seen
-        ]
-
-    devices = read(tmp_path, tables).metadata["devices"]
-
+        more["TARGET_INFO_CUDA_DEVICE"] = [{"gpuId": gpu, "cudaId": number, "pid": 7} for gpu, number in seen]
+    devices = read("KERNEL 0 5", **more).metadata["devices"]
     assert {device["id"]: device["name"] for device in devices} == names
 
 
-def test_nothing_else_leaves_the_file(tmp_path):
-    recording = read(tmp_path, {
-        "KERNEL": [kernel(0, 5, 1)],
-        "TARGET_INFO_SYSTEM_ENV": [{"name": "Environment", "value": "TOKEN=secret"}],
-        "PROCESSES": [{"name": "secret"}],
-        "StringIds": [
-            {"id": ID["void add<float>(int)"], "value": "void add<float>(int)"},
-            {"id": 900, "value": "/home/secret/train.py"},
+def test_device_properties_are_named_as_from_kineto(read):
+    a100 = (3, 0, "NVIDIA A100", 108, 85_000_000_000, 8, 0, 2_039_040_000_000)
+    assert read("KERNEL 0 5", TARGET_INFO_GPU=gpus(a100)).metadata["devices"] == [{
+        "id": 0, "name": "NVIDIA A100", "memory_bytes": 85_000_000_000, "compute_major": 8,
+        "compute_minor": 0, "multiprocessors": 108, "memory_bytes_per_second": 2_039_040_000_000,
+    }]  # fmt: skip
+
+
+# -- threads that stand blocked ------------------------------------------------------------------------
+
+WINDOW = """
+    RUNTIME cudaLaunchKernel_v7000 0 1000 correlationId=1
+    RUNTIME cudaLaunchKernel_v7000 999000 1000000 correlationId=2
+    RUNTIME cudaLaunchKernel_v7000 999000 1000000 correlationId=3 tid=702
+"""
+SWITCHES = "\n".join(
+    f"SCHED_EVENTS {1000 * at} - isSchedIn={into} tid={tid}"
+    for tid, switches in {
+        MAIN: "-5 +45 -100 +300",  # too short; woken by the other, which blocks 10 us later
+        OTHER: "+20 -310 +990",  # by nobody
+        777: "-0 +900",  # a thread without other rows
+    }.items()
+    for into, at in ((int(each[0] == "+"), int(each[1:])) for each in switches.split())
+)
+POSTS = "\n".join(f"OSRT_API sem_post {at} {at + 1000} tid=702" for at in range(405_000, 600_000, 10_000))
+BLOCKED = {  # rows, and the blocked ones: name, start and duration in us, thread and who ended it
+    "who woke a thread is told by who blocked then": (
+        f"{SWITCHES}\nOSRT_API read 400000 500000 tid=702\nPROFILER_OVERHEAD read 700000 800000 tid=702",
+        [
+            ["off the CPU", 100, 200, MAIN, OTHER], ["off the CPU", 310, 680, OTHER, None],
+            ["read", 400, 100, OTHER, None], ["profiler: read", 700, 100, OTHER, None],
         ],
-    })  # fmt: skip
-
-    assert "secret" not in repr(recording.metadata) + repr(recording.texts)
-
-
-def test_blocked_threads_are_rows_and_who_woke_them_is_told_by_who_blocked_then(tmp_path):
-    def switch(start, is_in, tid):
-        return {"start": 1000 * start, "cpu": 0, "isSchedIn": is_in, "globalTid": packed(tid)}
-
-    def waits(start, end, name):
-        return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(OTHER)}
-
-    recording = read(tmp_path, {
-        "RUNTIME": [
-            call(0, 1000, 1, LAUNCH),
-            call(999_000, 1_000_000, 2, LAUNCH, tid=OTHER),
-        ],
-        "SCHED_EVENTS": [
-            switch(5, 0, MAIN), switch(45, 1, MAIN),
-            switch(100, 0, MAIN), switch(300, 1, MAIN),  # woken by the other, which blocks 10 us later
-            switch(20, 1, OTHER), switch(310, 0, OTHER), switch(990, 1, OTHER),  # by nobody
-            switch(0, 0, 777), switch(900, 1, 777),  # of a thread without other rows
-        ],
-        "OSRT_API": [waits(400, 500, "read")],
-        "PROFILER_OVERHEAD": [waits(700, 800, "read")],
-    })  # fmt: skip
-
-    found = rows_of(recording, "kind", "name", "start_ns", "duration_ns", "tid", "waker")
-    assert [each[1:] for each in found if each[0] == "blocked"] == [
-        ("off the CPU", 100_000, 200_000, MAIN, OTHER),
-        ("off the CPU", 310_000, 680_000, OTHER, None),
-        ("read", 400_000, 100_000, OTHER, None),
-        ("profiler: read", 700_000, 100_000, OTHER, None),
-    ]
+    ),
+    "who calls what wakes right before the end of a wait ended it": (
+        f"""
+        OSRT_API sem_wait 100000 300000
+        OSRT_API sem_post 295000 297000 tid=702
+        OSRT_API sem_wait 400000 600000
+        {POSTS}
+        OSRT_API sem_wait 700000 900000
+        OSRT_API sem_post 705000 706000 tid=702
+        """,  # it posts all the time in the second: chance; too long before in the third
+        [["sem_wait", at, 200, MAIN, OTHER if at == 100 else None] for at in (100, 400, 700)],
+    ),
+    "where no switches were recorded a thread without samples was idle": (
+        "RUNTIME cudaLaunchKernel_v7000 120000000 120000010 correlationId=4\n"
+        + "\n".join(f"COMPOSITE_EVENTS {1_000_000 * at} -" for at in (0, 1, 49, 110)),
+        [["no CPU sample", 49_000, 61_000, MAIN, None]],
+    ),
+}  # fmt: skip
 
 
-def test_who_calls_what_wakes_right_before_the_end_of_a_wait_ended_it(tmp_path):
-    def lasts(start, end, name, tid=MAIN):
-        return {"start": 1000 * start, "end": 1000 * end, "nameId": ID[name], "globalTid": packed(tid)}
-
-    path = write_export(tmp_path / "a.sqlite", {
-        "RUNTIME": [call(0, 1000, 1, LAUNCH), call(999_000, 1_000_000, 2, LAUNCH)],
-        "OSRT_API": [
-            lasts(100, 300, "sem_wait"), lasts(295, 297, "sem_post", OTHER),
-            lasts(400, 600, "sem_wait"),  # it posts all the time: chance
-            *(lasts(at, at + 1, "sem_post", OTHER) for at in range(405, 600, 10)),
-            lasts(700, 900, "sem_wait"), lasts(705, 706, "sem_post", OTHER),  # too long before
-        ],
-    })  # fmt: skip
-
-    found = rows_of(read_nsys(path), "kind", "start_ns", "waker")
-    blocked = [each[1:] for each in found if each[0] == "blocked"]
-    assert blocked == [(100_000, OTHER), (400_000, None), (700_000, None)]
+@pytest.mark.parametrize("case", BLOCKED)
+def test_blocked_threads_are_rows(read, case):
+    text, expected = BLOCKED[case]
+    found = rows_of(read(WINDOW + text), "name", "start_ns", "duration_ns", "tid", "waker", kind="blocked")
+    us = [[name, start // 1000, duration // 1000, *rest] for name, start, duration, *rest in found]
+    assert us == expected
 
 
 @pytest.mark.parametrize(
-    ("table", "lacks", "more", "found"),
+    ("table", "lacks", "found"),
     [
-        ("SCHED_EVENTS", "isSchedIn", {}, ["no CPU sample", "profiler: read", "read"]),
-        ("OSRT_API", "nameId", {}, ["off the CPU", "profiler: read"]),
-        ("PROFILER_OVERHEAD", "", {"id": 5, "value": 6}, ["off the CPU", "profiler: read", "read"]),
+        ("SCHED_EVENTS", "isSchedIn", ["no CPU sample", "profiler: read", "read"]),
+        ("OSRT_API", "nameId", ["off the CPU", "profiler: read"]),
+        ("PROFILER_OVERHEAD", "", ["off the CPU", "profiler: read", "read"]),
     ],
 )
-def test_a_table_tells_of_blocked_threads_where_it_has_the_columns(tmp_path, table, lacks, more, found):
-    on = {"globalTid": packed(MAIN)}
-    row = {"start": 200_000, "end": 300_000, "nameId": ID["read"], **on}
-    tables = {
-        "NVTX_EVENTS": [range_(0, 200_000_000, "step")],
-        "MEMSET": [memset(0, 10, 1)],
-        "SCHED_EVENTS": [{"start": at, "isSchedIn": at > 0, **on} for at in (0, 100_000)],
-        "OSRT_API": [row],
-        "PROFILER_OVERHEAD": [row],
-        "COMPOSITE_EVENTS": [{"start": at, **on} for at in (0, 60_000_000)],
-        "StringIds": [{"id": ID["read"], "value": "read"}],
-    }
-    tables[table] = [{**each, **more} for each in tables[table]]
-    for each in tables[table]:
+def test_a_table_tells_of_blocked_threads_where_it_has_the_columns(read, table, lacks, found):
+    given = tables("""
+        NVTX_EVENTS step 0 200000000
+        MEMSET 0 10
+        SCHED_EVENTS 0 -
+        SCHED_EVENTS 100000 - isSchedIn=1
+        OSRT_API read 200000 300000
+        PROFILER_OVERHEAD read 200000 300000
+        COMPOSITE_EVENTS 0 -
+        COMPOSITE_EVENTS 60000000 -
+    """)
+    for each in given[table]:
         each.pop(lacks, None)
+    assert sorted(name for (name,) in rows_of(read(given), "name", kind="blocked")) == found
 
-    assert sorted(names_of(read(tmp_path, tables), "blocked")) == found
 
-
-def test_where_no_switches_were_recorded_a_thread_without_samples_was_idle(tmp_path):
-    samples = [{"start": 1_000_000 * at, "globalTid": packed(MAIN)} for at in (0, 1, 49, 110)]
-    recording = read(tmp_path, {
-        "RUNTIME": [call(0, 10, 1, LAUNCH), call(120_000_000, 120_000_010, 2, LAUNCH)],
-        "COMPOSITE_EVENTS": samples,
-    })  # fmt: skip
-
-    found = rows_of(recording, "kind", "name", "start_ns", "duration_ns")
-    assert found[1:-1] == [("blocked", "no CPU sample", 49_000_000, 61_000_000)]
+# -- waits ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("of_type", "name"),
-    [(1, "Event Sync"), (2, "Stream Wait Event"), (3, "Stream Sync"), (4, "Context Sync")],
-)
-def test_a_sync_row_is_named_by_its_type(tmp_path, of_type, name):
-    # the type says more than the call: a copy may wait for a stream
-    recording = read(
-        tmp_path,
-        {
-            "SYNCHRONIZATION": [sync(2, 8, 1, syncType=of_type, streamId=7)],
-            "RUNTIME": [call(0, 9, 1, COPY)],
-        },
-    )
-
-    assert rows_of(recording, "kind", "name", "start_ns", "duration_ns", "stream", "correlation")[1] == (
-        "sync",
-        name,
-        2,
-        6,
-        7,
-        1,
-    )
-
-
-@pytest.mark.parametrize(
-    ("called", "name"),
+    ("called", "of_type", "name"),
     [
-        ("cudaDeviceSynchronize_v3020", "Context Sync"),
-        ("cudaStreamSynchronize_v3020", "Stream Sync"),
-        ("cudaEventSynchronize_v3020", "Event Sync"),
-        ("cudaStreamWaitEvent_v3020", "Stream Wait Event"),
+        # the type says more than the call: a copy may wait for a stream
+        *(("cudaMemcpyAsync", number, name) for number, name in enumerate(
+            ["Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync"], 1)),
+        ("cudaDeviceSynchronize", 0, "Context Sync"),
+        ("cudaStreamSynchronize", 0, "Stream Sync"),
+        ("cudaEventSynchronize", 0, "Event Sync"),
+        ("cudaStreamWaitEvent", 0, "Stream Wait Event"),
+    ],
+)  # fmt: skip
+def test_a_sync_row_is_named_by_its_type_or_else_by_its_call(read, called, of_type, name):
+    recording = read(f"""
+        RUNTIME {called}_v3020 0 9 correlationId=1
+        SYNCHRONIZATION 2 8 correlationId=1 syncType={of_type} streamId=7
+    """)
+    columns = ("name", "start_ns", "duration_ns", "stream", "correlation")
+    assert rows_of(recording, *columns, kind="sync") == [[name, 2, 6, 7, 1]]
+
+
+#  record A(10)  record B(20)  wait A(30)  record A again(40)  wait A(50)  wait C(60)
+EVENTS = """
+    RUNTIME cudaEventRecord_v3020 10 11 correlationId=1
+    RUNTIME cudaEventRecord_v3020 20 21 correlationId=2
+    RUNTIME cudaStreamWaitEvent_v3020 30 31 correlationId=3
+    RUNTIME cudaEventRecord_v3020 40 41 correlationId=4
+    RUNTIME cudaStreamWaitEvent_v3020 50 51 correlationId=5
+    RUNTIME cudaEventSynchronize_v3020 60 61 correlationId=6
+    CUDA_EVENT 0 0 correlationId=1 eventId=100 eventSyncId=FIRST
+    CUDA_EVENT 0 0 correlationId=2 eventId=200 streamId=8 eventSyncId=FIRST
+    CUDA_EVENT 0 0 correlationId=4 eventId=100 streamId=9 eventSyncId=AGAIN
+    SYNCHRONIZATION 30 31 correlationId=3 streamId=13 eventId=100 syncType=2 eventSyncId=FIRST
+    SYNCHRONIZATION 50 51 correlationId=5 streamId=13 eventId=100 syncType=2 eventSyncId=SECOND
+    SYNCHRONIZATION 60 61 correlationId=6 eventId=300 syncType=1 eventSyncId=FIRST
+"""
+
+
+@pytest.mark.parametrize(
+    ("again", "first", "second", "waited"),
+    [
+        ("-", "-", "-", [13, 9, 4]),  # for the latest record of the event before it
+        ("72", "71", "71", [13, 7, 1]),  # numbered records are told apart by their number
     ],
 )
-def test_a_sync_row_without_a_type_is_named_by_its_call(tmp_path, called, name):
-    recording = read(tmp_path, {"SYNCHRONIZATION": [sync(2, 8, 1)], "RUNTIME": [call(0, 9, 1, called)]})
-
-    assert names_of(recording, "sync") == [name]
-
-
-def test_a_sync_row_without_type_and_call_is_named_by_the_older_type_or_its_ids(tmp_path):
-    older = [sync(i, i + 1, i, deprecatedSyncType=i, streamId=7) for i in range(3)]
-    bare = [
-        sync(10, 11, 10, deprecatedSyncType=None, eventId=5, streamId=7),
-        sync(12, 13, 12, deprecatedSyncType=None, streamId=7),
-        sync(14, 15, 14, deprecatedSyncType=None),
-    ]
-    recording = read(tmp_path, {"SYNCHRONIZATION": older + bare, "RUNTIME": [call(50, 51, 99, COPY)]})
-
-    assert names_of(recording, "sync") == [
-        "Context Sync",
-        "Event Sync",
-        "Stream Sync",
-        "Event Sync",
-        "Stream Sync",
-        "Context Sync",
-    ]
-
-
-def test_a_sync_row_is_on_the_device_of_its_context(tmp_path):
-    recording = read(
-        tmp_path,
-        {
-            "KERNEL": [kernel(0, 5, 1, deviceId=0, contextId=1), kernel(0, 5, 2, deviceId=1, contextId=2)],
-            "SYNCHRONIZATION": [
-                sync(10, 11, 3, contextId=2),
-                sync(12, 13, 4, contextId=1),
-                sync(14, 15, 5, contextId=9),
-            ],
-        },
-    )
-
-    assert [device for kind, device in rows_of(recording, "kind", "device") if kind == "sync"] == [
-        1,
-        0,
-        0,
-    ]
-
-
-def test_a_query_is_no_wait(tmp_path):
-    recording = read(
-        tmp_path,
-        {
-            "SYNCHRONIZATION": [sync(2, 3, 1, syncType=1, eventId=4)],
-            "RUNTIME": [call(0, 9, 1, "cudaEventQuery_v3020")],
-        },
-    )
-
-    assert names_of(recording, "sync") == ["Event Query"]
-    assert recording.metadata["notes"] == []
-
-
-def waits_and_records(**numbers):
-    #  record A(10)  record B(20)  wait A(30)  record A again(40)  wait A(50)  wait C(60)
-    record_again, first, second = numbers.get("sync_ids", [None, None, None])
-    return {
-        "RUNTIME": [
-            call(10, 11, 1, "cudaEventRecord_v3020"),
-            call(20, 21, 2, "cudaEventRecord_v3020"),
-            call(30, 31, 3, "cudaStreamWaitEvent_v3020"),
-            call(40, 41, 4, "cudaEventRecord_v3020"),
-            call(50, 51, 5, "cudaStreamWaitEvent_v3020"),
-            call(60, 61, 6, "cudaEventSynchronize_v3020"),
-        ],
-        "CUDA_EVENT": [
-            record(1, 100, 7, eventSyncId=first),
-            record(2, 200, 8, eventSyncId=first),
-            record(4, 100, 9, eventSyncId=record_again),
-        ],
-        "SYNCHRONIZATION": [
-            sync(30, 31, 3, streamId=13, eventId=100, syncType=2, eventSyncId=first),
-            sync(50, 51, 5, streamId=13, eventId=100, syncType=2, eventSyncId=second),
-            sync(60, 61, 6, eventId=300, syncType=1, eventSyncId=first),
-        ],
-    }
-
-
-def waits_of(recording):
-    rows = rows_of(recording, "kind", "stream", "wait_stream", "wait_correlation")
+def test_a_wait_is_for_a_record_of_its_event(read, again, first, second, waited):
+    text = EVENTS.replace("AGAIN", again).replace("FIRST", first).replace("SECOND", second)
+    recording = read(text, version="3.25.0")
+    found = rows_of(recording, "stream", "wait_stream", "wait_correlation", kind="sync")
+    assert found == [[13, 7, 1], waited, [None, None, None]]
     assert recording.metadata["notes"] == [
         "1 of 3 waits for an event have no record of the event in the file."
     ]
-    return [row[1:] for row in rows if row[0] == "sync"]
 
 
-def test_a_wait_is_for_the_latest_record_of_its_event_before_it(tmp_path):
-    tables = waits_and_records()
-    tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = tables.pop("CUDA_EVENT")
+# -- memory --------------------------------------------------------------------------------------------
 
-    assert waits_of(read(tmp_path, tables, version="3.17.2")) == [(13, 7, 1), (13, 9, 4), (None, None, None)]
-
-
-def test_numbered_records_are_told_apart_by_their_number(tmp_path):
-    # the second wait is for the first record, though the event was recorded again before it
-    tables = waits_and_records(sync_ids=[72, 71, 71])
-    assert waits_of(read(tmp_path, tables, version="3.25.0")) == [
-        (13, 7, 1),
-        (13, 7, 1),
-        (None, None, None),
-    ]
-
-
-TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
-WORK = {"RUNTIME": [call(1000, 1010, 5, LAUNCH)], "KERNEL": [kernel(1015, 1100, 5)]}
-
-
-def imported(folder, *rows, **tables):
-    return daydream.load(write_export(folder / "a.sqlite", {**WORK, **tables, TABLE: rows}))
+HELD = "CUDA_GPU_MEMORY_USAGE_EVENTS 1005 0 correlationId=5"
+WORK = "RUNTIME cudaLaunchKernel_v7000 1000 1010 correlationId=5\nKERNEL 1015 1100 correlationId=5\n" + HELD
 
 
 def test_allocations_and_frees_are_read_on_the_thread_that_asked(tmp_path):
-    trace = imported(tmp_path, allocation(1005, 2 << 20, 5), allocation(1050, 2 << 20, memoryOperationType=1))
-
-    memory = trace.memory
+    freed = "CUDA_GPU_MEMORY_USAGE_EVENTS 1050 0 memoryOperationType=1"
+    memory = daydream.load(write_export(tmp_path / "a.sqlite", f"{WORK}\n{freed}")).memory
     assert memory["time_ns"].tolist() == [5, 50]
-    assert memory["bytes"].tolist() == [2 << 20, -(2 << 20)]
-    assert memory["tid"].tolist() == [MAIN, NO_ID]
-    assert memory["pid"].tolist() == [PID, NO_ID]
-    assert memory["address"].tolist() == [4096, 4096]
-    assert memory["allocated_bytes"].tolist() == [-1, -1]
+    assert memory["bytes"].tolist() == [512, -512]
+    assert (memory["tid"].tolist(), memory["pid"].tolist()) == ([MAIN, NO_ID], [PID, NO_ID])
+    assert (memory["address"].tolist(), memory["allocated_bytes"].tolist()) == ([4096] * 2, [-1] * 2)
 
 
-@pytest.mark.parametrize("kind", [0, 1, 3, 4, 6, 7])
-def test_memory_that_is_not_on_a_gpu_is_left_out_and_counted(tmp_path, kind):
-    trace = imported(tmp_path, allocation(1005, 512), allocation(1006, 512, memKind=kind))
-
-    assert len(trace.memory) == 1
-    assert (
-        "1 row of memory of the host or of processes without device work was left out."
-        in (trace.metadata["notes"])
-    )
+OTHERS = "of the host or of processes without device work was"
+NO_EVENT = "told no time, device or number of bytes and was"
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("columns", "said"),
     [
-        {"start": None},
-        {"bytes": None},
-        {"bytes": -1},
-        {"bytes": 2**62},
-        {"deviceId": None},
-        {"memoryOperationType": 9},
+        *((f"1006 0 memKind={kind}", OTHERS) for kind in (0, 1, 3, 7)),
+        ("- 0", NO_EVENT),
+        *((f"1006 0 {column}", NO_EVENT) for column in (
+            "bytes=-", "bytes=-1", f"bytes={2**62}", "deviceId=-", "memoryOperationType=9")),
     ],
-)
-def test_rows_that_hold_no_event_are_left_out_and_counted(tmp_path, more):
-    trace = imported(tmp_path, allocation(1005, 512), {**allocation(1006, 512), **more})
-
+)  # fmt: skip
+def test_memory_that_is_none_of_a_gpu_is_left_out_and_counted(tmp_path, columns, said):
+    trace = daydream.load(write_export(tmp_path / "a.sqlite", f"{WORK}\n{HELD.partition(' ')[0]} {columns}"))
     assert len(trace.memory) == 1
-    assert (
-        "1 row of memory told no time, device or number of bytes and was left out." in trace.metadata["notes"]
-    )
+    assert f"1 row of memory {said} left out." in trace.metadata["notes"]
+
+
+# -- files ---------------------------------------------------------------------------------------------
 
 
 def test_a_gzipped_export_reads_the_same_and_leaves_nothing_behind(tmp_path):
-    path = write_export(
-        tmp_path / "a.sqlite", {"RUNTIME": [call(0, 5, 1, LAUNCH)], "KERNEL": [kernel(3, 9, 1)]}
-    )
-    packed_path = tmp_path / "a.sqlite.gz"
-    packed_path.write_bytes(gzip.compress(path.read_bytes()))
+    path = write_export(tmp_path / "a.sqlite", f"{LAUNCH}\nKERNEL 3 9 correlationId=1")
     before = path.read_bytes()
-
-    plain, unpacked = read_nsys(path), read_nsys(packed_path)
-
+    (tmp_path / "a.sqlite.gz").write_bytes(gzip.compress(before))
+    plain, unpacked = read_nsys(path), read_nsys(tmp_path / "a.sqlite.gz")
     assert rows_of(plain, *plain.columns) == rows_of(unpacked, *unpacked.columns)
     assert sorted(child.name for child in tmp_path.iterdir()) == ["a.sqlite", "a.sqlite.gz"]
     assert path.read_bytes() == before
 
 
-def fails_with(path):
-    with pytest.raises(TraceError) as caught:
-        read_nsys(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_files_that_are_no_export_are_refused_in_one_line(tmp_path):
-    (tmp_path / "text.sqlite").write_text("not a database, but long enough to look like one" * 9)
-    (tmp_path / "empty.sqlite").touch()
-    (tmp_path / "empty.sqlite.gz").write_bytes(gzip.compress(b""))
-    other = sqlite3.connect(tmp_path / "other.sqlite")
-    other.execute("CREATE TABLE bookmarks (url)")
-    other.commit()
+def other_database(path):
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE bookmarks (url)")
     other.close()
 
-    assert fails_with(tmp_path / "none.sqlite").endswith("none.sqlite: no such file")
-    assert "is a folder" in fails_with(tmp_path)
-    assert "is not an SQLite database" in fails_with(tmp_path / "text.sqlite")
-    assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite")
-    assert "is not an SQLite database" in fails_with(tmp_path / "empty.sqlite.gz")
-    assert "not an Nsight Systems export" in fails_with(tmp_path / "other.sqlite")
+
+def cut(share, *, packed=False):
+    def write(path):
+        whole = write_export(
+            path, "\n".join(f"KERNEL {10 * at} {10 * at + 5}" for at in range(500))
+        ).read_bytes()
+        path.write_bytes(gzip.compress(whole)[:-2000] if packed else whole[: int(share * len(whole))])
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "said"),
+    [
+        ("none.sqlite", lambda path: None, "none.sqlite: no such file"),
+        ("folder", lambda path: path.mkdir(), "is a folder"),
+        (
+            "a.sqlite",
+            lambda path: path.write_text("not a database, but long enough to be one" * 9),
+            "not an SQLite",
+        ),
+        ("a.sqlite", lambda path: path.touch(), "is not an SQLite database"),
+        ("a.sqlite.gz", lambda path: path.write_bytes(gzip.compress(b"")), "is not an SQLite database"),
+        ("a.sqlite", other_database, "not an Nsight Systems export"),
+        ("a.sqlite", lambda path: write_export(path, "NVTX_EVENTS x 0 9"), "--trace=cuda,nvtx"),
+        ("a.sqlite", lambda path: write_export(path, "KERNEL 0 -"), "without a finished CUDA or NVTX row"),
+        ("a.sqlite", cut(0.5), "is cut off"),
+        ("a.sqlite", cut(0.001), "is cut off"),
+        ("a.sqlite.gz", cut(0, packed=True), "cut off or damaged"),
+    ],
+)
+def test_files_that_are_no_export_are_refused_in_one_line(tmp_path, name, write, said):
+    write(tmp_path / name)
+    with pytest.raises(TraceError) as caught:
+        read_nsys(tmp_path / name)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_report_is_refused_with_the_command_that_exports_it(tmp_path):
-    (tmp_path / "my run.nsys-rep").write_bytes(b"\x0a\x00\x00" * 200)
     path = tmp_path / "my run.nsys-rep"
-
+    path.write_bytes(b"\x0a\x00\x00" * 200)
     for given in (path, tmp_path):  # a folder that holds nothing else
         with pytest.raises(TraceError, match=f"`nsys export --type sqlite '{path}'`"):
             import_trace([given])
@@ -666,127 +513,68 @@ def test_a_report_is_refused_with_the_command_that_exports_it(tmp_path):
         import_trace([tmp_path])
 
 
-def test_an_export_without_cuda_activity_says_how_to_record_it(tmp_path):
-    only_ranges = write_export(tmp_path / "a.sqlite", {"NVTX_EVENTS": [range_(0, 9, "x")]})
-    unfinished = write_export(tmp_path / "b.sqlite", {"KERNEL": [kernel(0, None, 1)]})
-
-    assert "--trace=cuda,nvtx" in fails_with(only_ranges)
-    assert "without a finished CUDA or NVTX row" in fails_with(unfinished)
-
-
-def test_cut_off_files_are_refused(tmp_path):
-    rows = [kernel(10 * i, 10 * i + 5, i) for i in range(500)]
-    path = write_export(tmp_path / "a.sqlite", {"KERNEL": rows})
-    whole = path.read_bytes()
-
-    (tmp_path / "cut.sqlite").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "head.sqlite").write_bytes(whole[:60])
-    (tmp_path / "cut.sqlite.gz").write_bytes(gzip.compress(whole)[:-2000])
-
-    assert "is cut off" in fails_with(tmp_path / "cut.sqlite")
-    assert "is cut off" in fails_with(tmp_path / "head.sqlite")
-    assert "cut off or damaged" in fails_with(tmp_path / "cut.sqlite.gz")
-
-
-def test_damaged_bytes_give_an_error_or_a_recording(tmp_path):
-    tables = {
-        "RUNTIME": [call(10 * i - 3, 10 * i + 2, i, LAUNCH) for i in range(60)],
-        "KERNEL": [kernel(10 * i, 10 * i + 5, i) for i in range(60)],
-        "SYNCHRONIZATION": [
-            sync(10 * i, 10 * i + 1, i, streamId=13, eventId=100, syncType=2) for i in range(9)
-        ],
-        "CUDA_EVENT": [record(i, 100, 7) for i in range(9)],
-        "NVTX_EVENTS": [range_(0, 9, "aten::add, seq = 12, op_id = 345")],
-    }
-    whole = write_export(tmp_path / "a.sqlite", tables).read_bytes()
-    assert refusals(tmp_path / "damaged.sqlite", whole)
-
-
-SHARED = Path(__file__).parents[3] / "shared" / "traces" / "nsys"
-
-
-def shared(name):
-    path = SHARED / f"{name}.sqlite.gz"
-    if not path.exists():
-        pytest.skip(f"the shared trace {name} is not here")
-    return path
-
-
-def kinds_and_names(recording):
-    return Counter(kind for (kind,) in rows_of(recording, "kind"))
+# -- public exports ------------------------------------------------------------------------------------
 
 
 def in_flight(recording):
     """Return the most launched, unfinished tasks on the stream, at the start and at the return of calls."""
-    calls = {row[0]: row[1:] for row in rows_of(recording, "correlation", "start_ns", "duration_ns", "kind")
-             if row[3] == "runtime"}  # fmt: skip
+    calls = {code: (start, took) for code, start, took in rows_of(
+        recording, "correlation", "start_ns", "duration_ns", kind="runtime")}  # fmt: skip
     device = recording.is_kind("kernel", "memcpy", "memset")
-    launch = np.array([calls[code][:2] for code in recording["correlation"][device].tolist()])
+    launch = np.array([calls[code] for code in recording["correlation"][device].tolist()])
     end = np.sort((recording["start_ns"] + recording["duration_ns"])[device])
-    begin, finish = np.sort(launch[:, 0]), np.sort(launch.sum(axis=1))
-    launched = np.arange(1, len(begin) + 1)
-    return tuple(int((launched - np.searchsorted(end, time, side="right")).max()) for time in (begin, finish))
+    launched = np.arange(1, len(launch) + 1)
+    times = np.sort(launch[:, 0]), np.sort(launch.sum(axis=1))
+    return tuple(int((launched - np.searchsorted(end, time, side="right")).max()) for time in times)
 
 
-def test_the_shared_a100_trace_has_its_counts_and_its_full_queue():
-    recording = read_nsys(shared("a100_gpt2.7b_forward_eager"))
-
-    assert kinds_and_names(recording) == {
-        "runtime": 18_322, "kernel": 18_320, "sync": 2, "blocked": 7,
-    }  # fmt: skip
-    assert Counter(names_of(recording, "runtime"))["cudaLaunchKernel"] == 18_320
-    assert names_of(recording, "sync") == ["Context Sync", "Context Sync"]
-    assert recording.metadata["source"].startswith("nsys 3.16.1 ")
-    assert recording.metadata["devices"][0]["name"] == "NVIDIA A100-SXM4-80GB"
-    assert recording.metadata["notes"] == []
-    # 1,022 are in flight when calls return; one that is blocked makes it 1,023
-    assert in_flight(recording) == (1_023, 1_022)
-
-
-def test_the_shared_rtx_trace_has_its_counts_and_its_full_queue():
-    recording = read_nsys(shared("rtx3070ti_transformer_training_nvtx"))
-
-    assert kinds_and_names(recording) == {
-        "runtime": 20_436, "kernel": 17_032, "memset": 1_510, "memcpy": 272, "sync": 169, "annotation": 31,
-        "blocked": 514,
-    }  # fmt: skip
-    assert Counter(names_of(recording, "sync")) == {"Context Sync": 15, "Event Query": 42, "Stream Sync": 112}
-    assert Counter(names_of(recording, "memcpy")) == {
-        "Memcpy DtoD (Device -> Device)": 130,
-        "Memcpy HtoD (Pageable -> Device)": 112,
-        "Memcpy HtoD (Pinned -> Device)": 30,
-    }
-    assert Counter(names_of(recording, "annotation"))["Forward"] == 15
-    assert in_flight(recording) == (1_022, 1_021)
+A100 = {"runtime": 18_322, "kernel": 18_320, "sync": 2, "blocked": 7}
+RTX = {
+    "runtime": 20_436, "kernel": 17_032, "memset": 1_510, "memcpy": 272, "sync": 169, "annotation": 31,
+    "blocked": 514,
+}  # fmt: skip
+RTX_NAMES = {
+    "Context Sync": 15, "Event Query": 42, "Stream Sync": 112, "Memcpy DtoD (Device -> Device)": 130,
+    "Memcpy HtoD (Pageable -> Device)": 112, "Memcpy HtoD (Pinned -> Device)": 30, "Forward": 15,
+}  # fmt: skip
+PIPELINE = {
+    "operator": 18_490, "runtime": 7_466, "kernel": 4_010, "memcpy": 1_020, "annotation": 628, "sync": 366,
+    "memset": 269,
+}  # fmt: skip
 
 
-def test_the_shared_graph_trace_has_ten_graphs_not_itemised():
-    recording = read_nsys(shared("a100_gpt2.7b_forward_compiled_cuda_graph"))
-
-    names = Counter(names_of(recording, "kernel"))
-    assert names.pop("CUDA graph") == 10
-    assert names.total() == 30
-    assert recording.metadata["notes"][0].startswith("10 CUDA graph launches traced as a whole")
-
-
-def test_the_shared_pipeline_trace_is_two_ranks_whose_ids_collide():
-    recording = read_nsys(shared("h100_pipeline_2gpu"))
-
-    assert kinds_and_names(recording) == {
-        "operator": 18_490, "runtime": 7_466, "kernel": 4_010, "memcpy": 1_020, "annotation": 628,
-        "sync": 366, "memset": 269,
-    }  # fmt: skip
-    assert Counter(names_of(recording, "sync")) == {
-        "Stream Wait Event": 200, "Event Query": 133, "Stream Sync": 33,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kinds", "names", "flight"),
+    [
+        # 1,022 are in flight when calls return; one that is blocked makes it 1,023
+        ("a100_gpt2.7b_forward_eager", A100, {"cudaLaunchKernel": 18_320, "Context Sync": 2}, (1_023, 1_022)),
+        ("rtx3070ti_transformer_training_nvtx", RTX, RTX_NAMES, (1_022, 1_021)),
+        (
+            "h100_pipeline_2gpu",
+            PIPELINE,
+            {"Stream Wait Event": 200, "Event Query": 133, "Stream Sync": 33},
+            None,
+        ),
+    ],
+)
+def test_the_shared_exports_have_their_counts_and_full_queues(name, kinds, names, flight):
+    recording = read_nsys(shared_trace(f"nsys/{name}.sqlite.gz"))
+    assert Counter(kind for (kind,) in rows_of(recording, "kind")) == kinds
+    assert Counter(name for (name,) in rows_of(recording, "name")).items() >= names.items()
+    if flight:
+        assert in_flight(recording) == flight
+        assert recording.metadata["notes"] == []
+        return
     calls = set(recording["correlation"][recording.is_kind("runtime")].tolist())
     device = recording.is_kind("kernel", "memcpy", "memset")
     assert sum(code not in calls for code in recording["correlation"][device].tolist()) == 31
-    assert (
-        "200 of 200 waits for an event have no record of the event in the file."
-        in recording.metadata["notes"]
-    )
+    lost = "200 of 200 waits for an event have no record of the event in the file."
+    assert lost in recording.metadata["notes"]
+    assert [int(part.is_kind("kernel").sum()) for part in split_ranks(recording)] == [1_993, 2_017]
 
-    first, second = split_ranks(recording)
-    assert [int(part.is_kind("kernel").sum()) for part in (first, second)] == [1_993, 2_017]
-    assert [set(part["device"].tolist()) for part in (first, second)] == [{-1, 0}, {-1, 1}]
+
+def test_the_shared_graph_trace_has_ten_graphs_not_itemised():
+    recording = read_nsys(shared_trace("nsys/a100_gpt2.7b_forward_compiled_cuda_graph.sqlite.gz"))
+    names = Counter(name for (name,) in rows_of(recording, "name", kind="kernel"))
+    assert (names.pop("CUDA graph"), names.total()) == (10, 30)
+    assert recording.metadata["notes"][0].startswith("10 CUDA graph launches traced as a whole")

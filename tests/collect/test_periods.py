@@ -85,29 +85,6 @@ def test_work_that_does_not_repeat_has_no_iterations():
     assert begins(np.random.default_rng(3).integers(0, 50, 5000).tolist()) == []
 
 
-def test_layers_of_many_launches_with_a_short_head_are_not_taken_for_iterations():
-    layer = np.random.default_rng(1).integers(0, 30, 57).tolist()
-    for layers, head in ((24, 2), (24, 4), (32, 8), (3, 3)):
-        iteration = [*range(30, 30 + head), *layer * layers]
-
-        assert begins(iteration * 7) == every(len(iteration), 0, 7), (layers, head)
-
-
-def test_launches_more_or_less_do_not_displace_later_iterations():
-    rng = np.random.default_rng(4)
-    layer = rng.integers(0, 30, 40).tolist()
-    iteration = [30, 31, *layer * 12, 32, 33]
-    works, expected = [], []
-    for _ in range(30):
-        expected.append(len(works))
-        this = list(iteration)
-        if rng.random() < 0.3:
-            this.insert(int(rng.integers(60, 400)), 34)
-        works += this
-
-    assert begins(works) == expected
-
-
 def test_a_phase_between_does_not_end_the_search():
     #  ten iterations, an evaluation, ten iterations
     rng = np.random.default_rng(6)
@@ -185,7 +162,7 @@ def shared(name):
     if not path.exists():
         pytest.skip(f"the shared trace {name} is not here")
     if ".sqlite" in name:
-        from nsys_database import read_nsys as read
+        from collect.nsys_database import read_nsys as read
     else:
         from daydream.collect.importers.kineto.reader import read_kineto as read
     return read(path)

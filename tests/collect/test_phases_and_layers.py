@@ -1,313 +1,240 @@
 """Phases and layers of host rows, and through them of device rows."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-from kineto_text import (
-    ENGINE,
-    MAIN,
-    call,
-    document,
-    kernel,
-    note,
-    op,
-    phases,
-    row,
-    rows_named,
-    training,
-    write,
-)
+from graph.small_traces import call, kernel, note, of_kinds, one, training
+from shared import shared_trace
 
 from daydream.collect.derive.by_parameter import cut_by_parameter
 from daydream.collect.importers import import_trace
 from daydream.trace.schema import PHASES
 
-NODE = "autograd::engine::evaluate_function: "
+NODE = "autograd::engine::evaluate_function:"
+MAIN, ENGINE, LOADER = 1, 2, 3
 
 
-def node(name, ts, dur, number, *, tid=ENGINE):
-    """A node of autograd of the forward operator with this number."""
-    return op(NODE + name, ts, dur, tid=tid, Sequence_number=number, Fwd_thread_id=1)
-
-
-def module(name, ts, dur, *, tid=MAIN):
-    return row("python_function", f"nn.Module: {name}", ts, dur, tid=tid)
-
-
-# Phases
+# -- phases --------------------------------------------------------------------------------------------
 
 
 def test_phases_of_a_training_step(imported):
     trace = imported(training(3))
-    found = phases(trace, "operator", "annotation")
-    assert found["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] == {"data"}
-    assert found["aten::linear"] == {"forward"}
-    assert found["aten::mse_loss"] == {"loss"}
-    assert found[f"{NODE}AddmmBackward0"] == {"backward"}
-    assert found[f"{NODE}torch::autograd::AccumulateGrad"] == {"backward"}
-    assert found["Optimizer.step#SGD.step"] == {"optimizer"}
-    assert found["aten::add_"] == {"optimizer"}
-    assert found["aten::item"] == {"other"}
-    assert found["ProfilerStep#1"] == {None}
-    on_device = phases(trace, "kernel")
-    assert on_device == {
-        "ampere_sgemm_32x32_tn": {"forward"},
-        "reduce_kernel<float>": {"loss"},
-        "mse_backward<float>": {"backward"},
-        "ampere_sgemm_32x32_nt": {"backward"},
+    found = {name: phase for name, (phase,) in of_kinds(trace, "phase", "operator", "annotation").items()}
+    assert found == {
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "data", "ProfilerStep#0": None,
+        "aten::linear": "forward", "aten::addmm": "forward", "aten::mse_loss": "loss",
+        f"{NODE} MseLossBackward0": "backward", "MseLossBackward0": "backward",
+        f"{NODE} AddmmBackward0": "backward", f"{NODE} torch::autograd::AccumulateGrad": "backward",
+        "Optimizer.step#SGD.step": "optimizer", "aten::add_": "optimizer", "aten::item": "other",
+        "ProfilerStep#1": None, "ProfilerStep#2": None,
+    }  # fmt: skip
+    assert of_kinds(trace, "phase", "kernel") == {
+        "ampere_sgemm_32x32_tn": {"forward"}, "reduce_kernel<float>": {"loss"},
+        "mse_backward<float>": {"backward"}, "ampere_sgemm_32x32_nt": {"backward"},
         "multi_tensor_apply<float>": {"optimizer"},
-    }
+    }  # fmt: skip
 
 
-def test_accumulated_gradients_have_several_forward_passes(imported):
-    events = []
-    for index in range(2):
-        at, seq = 300 * index, index + 1
-        events += [
-            op("aten::mul", at + 10, 20, Sequence_number=seq),
-            op("aten::silu", at + 40, 20),
-            node("MulBackward0", at + 100, 50, seq),
-        ]
-    events += [op("aten::clip", 500, 20), note("Optimizer.step#SGD.step", 600, 50), op("aten::item", 700, 5)]
-    found = phases(imported(events), "operator")
-    assert found["aten::mul"] == found["aten::silu"] == {"forward"}
-    assert found["aten::clip"] == found["aten::item"] == {"other"}
+CASES = {  # rows, and phases of operators, calls and kernels
+    "accumulated gradients have several forward passes": (
+        f"""
+        op aten::mul 10 30 Sequence_number=1
+        op aten::silu 40 60
+        op {NODE} MulBackward0 100 150 tid=2 Sequence_number=1 Fwd_thread_id=1
+        op aten::mul 310 330 Sequence_number=2
+        op aten::silu 340 360
+        op {NODE} MulBackward0 400 450 tid=2 Sequence_number=2 Fwd_thread_id=1
+        op aten::clip 500 520
+        note Optimizer.step#SGD.step 600 650
+        op aten::item 700 705
+        """,
+        {"forward": "aten::mul aten::silu", "other": "aten::clip aten::item"},
+    ),
+    "old names of autograd nodes": (
+        """
+        op aten::relu 0 10
+        op ReluBackward1 50 70 tid=2
+        op aten::threshold_backward 55 65 tid=2
+        call cudaEventQuery 95 96 tid=2
+        """,
+        {
+            "forward": "aten::relu",
+            "backward": "ReluBackward1 aten::threshold_backward cudaEventQuery",
+        },
+    ),
+    "named ranges where nothing better is known": (
+        """
+        note ## Forward ## 0 90
+        launch a 10 20 25
+        note ## BACKWARD ## 100 190
+        launch b 110 120 125
+        note Optimizer step 200 290
+        launch c 210 220 225
+        """,
+        {"forward": "a", "backward": "b", "optimizer": "c"},
+    ),
+    "device work without a launch: by its name": (
+        """
+        launch gemm 0 10 15
+        kernel norm_backward 20 25 correlation=77
+        kernel FusedAdam 30 35 correlation=78
+        kernel other 40 45 correlation=79
+        """,
+        {"forward": "gemm", "backward": "norm_backward", "optimizer": "FusedAdam", None: "other"},
+    ),
+}
 
 
-def test_old_names_of_autograd_nodes_are_backward(imported):
-    trace = imported(
-        [
-            op("aten::relu", 0, 10),
-            op("ReluBackward1", 50, 20, tid=ENGINE),
-            op("aten::threshold_backward", 55, 10, tid=ENGINE),
-            op("torch::autograd::AccumulateGrad", 80, 10, tid=ENGINE),
-            call("cudaEventQuery", 95, 1, 1, tid=ENGINE),
-        ]
-    )
-    assert {name: phase for name, [phase] in phases(trace, "operator", "runtime").items()} == {
-        "aten::relu": "forward",
-        "ReluBackward1": "backward",
-        "aten::threshold_backward": "backward",
-        "torch::autograd::AccumulateGrad": "backward",
-        "cudaEventQuery": "backward",
-    }
+@pytest.mark.parametrize("case", CASES)
+def test_phases(imported, case):
+    text, expected = CASES[case]
+    found = of_kinds(imported(text), "phase", "operator", "runtime", "kernel")
+    for phase, names in expected.items():
+        assert {name: found[name] for name in names.split()} == {name: {phase} for name in names.split()}
 
 
-@pytest.mark.parametrize(
-    "names", [("forward", "backward", "optimizer"), ("## Forward ##", "## BACKWARD ##", "Optimizer step")]
-)
-def test_named_ranges_set_the_phase_where_nothing_better_is_known(imported, names):
-    events = []
-    for index, name in enumerate(names):
-        events += [
-            note(name, 100 * index, 90),
-            call("cudaLaunchKernel", 100 * index + 10, 5, index + 1),
-            kernel(f"kernel {index}", 100 * index + 20, 5, index + 1),
-        ]
-    found = phases(imported(events), "kernel")
-    assert found == {"kernel 0": {"forward"}, "kernel 1": {"backward"}, "kernel 2": {"optimizer"}}
-
-
-# Layers
+# -- layers --------------------------------------------------------------------------------------------
 
 
 def test_layers_come_from_module_frames_and_reach_the_backward(imported):
-    frames = []
-    for step in range(2):
-        at = 1000 * step
-        frames += [
-            module("Net_0", at + 95, 80),
-            module("Linear_0", at + 98, 60),
-        ]
-    trace = imported([*training(2), *frames])
-    [line, _] = rows_named(trace, "ampere_sgemm_32x32_tn")
-    assert trace.values("layer", [line]) == ["Net_0.Linear_0"]
-    for name in (
-        "ampere_sgemm_32x32_nt",
-        f"{NODE}AddmmBackward0",
-        f"{NODE}torch::autograd::AccumulateGrad",
-    ):
-        assert set(trace.values("layer", rows_named(trace, name))) == {"Net_0.Linear_0"}
-    assert set(trace.values("layer", rows_named(trace, "aten::mse_loss"))) == {None}
+    trace = imported(training(1), "module Net_0 95 175\nmodule Linear_0 98 158")
+    for name in ("ampere_sgemm_32x32_tn", "ampere_sgemm_32x32_nt", f"{NODE} torch::autograd::AccumulateGrad"):
+        assert one(trace, "layer", name) == "Net_0.Linear_0"
+    assert one(trace, "layer", "aten::mse_loss") is None
 
 
-@pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
-def test_ranges_with_a_whole_path_are_taken_as_they_are(imported, category):
-    trace = imported(
-        [
-            row(category, "nn.Module: encoder", 0, 100),
-            row(category, "nn.Module: encoder.layers.0", 10, 80),
-            op("aten::linear", 20, 10),
-        ]
-    )
-    assert trace.values("layer", rows_named(trace, "aten::linear")) == ["encoder.layers.0"]
-    assert trace.values("kind", rows_named(trace, "encoder")) == ["module"]
+LAYERS = {  # rows, and the layers of those of a name
+    "ranges with a whole path": (
+        "op nn.Module: encoder 0 100\nnote nn.Module: encoder.layers.0 10 90\nop a 20 30",
+        ["encoder.layers.0"],
+    ),
+    "a backward node is of the last forward operator with its number": (
+        """
+        module A_0 0 15
+        op aten::mul 2 7 Sequence_number=7
+        module B_0 20 35
+        op aten::detach 22 27 Sequence_number=7
+        op a 50 60 tid=2 Sequence_number=7 Fwd_thread_id=1
+        module C_0 70 85
+        op aten::later 72 77 Sequence_number=7
+        """,
+        ["B_0"],
+    ),
+    "forward threads keep their numbers apart": (
+        """
+        module Main_0 0 9
+        op main 1 6 Sequence_number=0
+        module Other_0 0 9 tid=3
+        op other 1 6 tid=3 Sequence_number=1
+        module Main_1 10 19
+        op main 11 16 Sequence_number=1
+        module Other_1 10 19 tid=3
+        op other 11 16 tid=3 Sequence_number=2
+        op a 100 105 tid=2 Sequence_number=0 Fwd_thread_id=1
+        op a 110 115 tid=2 Sequence_number=2 Fwd_thread_id=2
+        """,
+        ["Main_0", "Other_1"],
+    ),
+    "a module that is run again outside its parents": (
+        """
+        module Net_0 0 50
+        module Block_0 5 45
+        module Conv2d_0 10 30
+        op a 12 17
+        module Block_0 105 145 tid=2
+        module Conv2d_0 110 130 tid=2
+        op a 112 117 tid=2
+        """,
+        ["Net_0.Block_0.Conv2d_0"] * 2,
+    ),
+    "an argument names it": (
+        "op a 0 50 Module_Hierarchy=Net.fc1\nop aten::addmm 10 30 Module_Hierarchy=",
+        ["Net.fc1"],
+    ),
+}
 
 
-def test_a_backward_node_belongs_to_the_last_forward_operator_with_its_number(imported):
-    trace = imported(
-        [
-            module("A_0", 0, 15),
-            op("aten::mul", 2, 5, Sequence_number=7),
-            module("B_0", 20, 15),
-            op("aten::detach", 22, 5, Sequence_number=7),
-            node("MulBackward0", 50, 10, 7),
-            module("C_0", 70, 15),
-            op("aten::later", 72, 5, Sequence_number=7),
-        ]
-    )
-    assert trace.values("layer", rows_named(trace, f"{NODE}MulBackward0")) == ["B_0"]
-
-
-def test_forward_threads_keep_their_numbers_apart(imported):
-    other = MAIN + 50
-    events = []
-    for seq in range(3):
-        events += [
-            module(f"Main_{seq}", 10 * seq, 9),
-            op("aten::a", 10 * seq + 1, 5, Sequence_number=seq),
-            module(f"Other_{seq}", 10 * seq, 9, tid=other),
-            op("aten::b", 10 * seq + 1, 5, tid=other, Sequence_number=seq + 1),
-        ]
-    events += [
-        op("NodeBackward0", 100, 5, tid=ENGINE, Sequence_number=0, Fwd_thread_id=1),
-        op("NodeBackward0", 110, 5, tid=ENGINE, Sequence_number=3, Fwd_thread_id=2),
-    ]
-    trace = imported(events)
-    assert trace.values("layer", rows_named(trace, "NodeBackward0")) == ["Main_0", "Other_2"]
-
-
-def test_a_module_that_is_run_again_outside_its_parents_keeps_its_path(imported):
-    trace = imported(
-        [
-            module("Net_0", 0, 50),
-            module("Block_0", 5, 40),
-            module("Conv2d_0", 10, 20),
-            op("aten::conv2d", 12, 5),
-            module("Block_0", 105, 40, tid=ENGINE),
-            module("Conv2d_0", 110, 20, tid=ENGINE),
-            op("aten::conv2d", 112, 5, tid=ENGINE),
-        ]
-    )
-    assert trace.values("layer", rows_named(trace, "aten::conv2d")) == ["Net_0.Block_0.Conv2d_0"] * 2
-
-
-def test_the_module_hierarchy_argument_names_the_layer(imported):
-    trace = imported(
-        [
-            op("aten::linear", 0, 50, Module_Hierarchy="Net.fc1"),
-            op("aten::addmm", 10, 20, Module_Hierarchy=""),
-        ]
-    )
-    assert trace.values("layer", rows_named(trace, "aten::linear")) == ["Net.fc1"]
+@pytest.mark.parametrize("case", LAYERS)
+def test_layers(imported, case):
+    text, expected = LAYERS[case]
+    trace = imported(text)
+    assert [
+        layer for name, layer in zip(trace.values("name"), trace.values("layer"), strict=True) if name == "a"
+    ] == (expected)
 
 
 ADD, MUL, SQRT, STEP = range(4)
 
 
-def test_parameters_that_take_the_same_operators():
+def test_operators_are_cut_by_parameter_where_they_fit():
     names = [STEP, MUL, ADD] * 3
     shapes = ["[]", "[4]", "[4]", "[]", "[4]", "[4]", "[]", "[2,4]", "[2,4]"]
-
     assert cut_by_parameter(names, shapes, [["[4]", "[4]", "[2,4]"]]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for names, shapes, parameters in (
+        ([ADD, MUL, SQRT], ["[4]", "[4]", "[2]"], [["[4]", "[2]"]]),
+        ([STEP, MUL, SQRT, STEP, ADD], ["[]", "[2,4]", "[2,1]", "[]", "[4]"], [["[2,4]", "[4]"]]),
+        ([ADD, ADD], ["[4]", "[2]"], [["[4]", "[8]"]]),
+        ([ADD], ["[4]"], [["[4]", "[4]"]]),
+        ([ADD], ["[4]"], []),
+    ):
+        assert cut_by_parameter(names, shapes, parameters) == []
 
 
-def test_nothing_is_said_of_operators_that_do_not_fit():
-    assert cut_by_parameter([ADD, MUL, SQRT], ["[4]", "[4]", "[2]"], [["[4]", "[2]"]]) == []
-    factored = [STEP, MUL, SQRT, STEP, ADD]  # of a matrix, then of a vector
-    assert cut_by_parameter(factored, ["[]", "[2,4]", "[2,1]", "[]", "[4]"], [["[2,4]", "[4]"]]) == []
-    assert cut_by_parameter([ADD, ADD], ["[4]", "[2]"], [["[4]", "[8]"]]) == []
-    assert cut_by_parameter([ADD], ["[4]"], [["[4]", "[4]"]]) == []
-    assert cut_by_parameter([ADD], ["[4]"], []) == []
-
-
-LOADER, EACH_US = 102, 1000
-SHARED = Path(__file__).parents[3] / "shared" / "traces"
-Work = list[tuple[int, str]]  # of one step, in order: thread and kernel
-
-
-def run(tmp_path, work, *, ranges=None, steps=4):
-    """Steps whose launches follow one another, 20 us apart; ranges lie around launches of the main one."""
-    events = []
-    for step in range(steps):
-        at = EACH_US * step
-        events.append(note(f"step {step}", at, EACH_US - 10))
-        for name, (first, last) in (ranges or {}).items():
-            events.append(note(name, at + 20 * first + 5, 20 * (last - first) + 18))
-        for place, (thread, name) in enumerate(work):
-            number = 100 * step + place + 1
-            events.append(call("cudaLaunchKernel", at + 20 * place + 10, 5, number, tid=thread))
-            events.append(kernel(name, at + 20 * place + 20, 10, number))
-    return import_trace([write(tmp_path / "trace.json", document(events))])
-
-
-def told(trace, step=2):
-    """Return the kernels of a step and their phases, in order."""
-    rows = np.flatnonzero(trace.is_kind("kernel") & (trace["step"] == step))
-    return list(zip(trace.values("name", rows), trace.values("phase", rows), strict=True))
-
+# -- without operators, by threads and names of kernels ------------------------------------------------
 
 FORWARD = [(MAIN, "gemm"), (MAIN, "relu"), (MAIN, "gemm")]
-UPDATE = [
-    (MAIN, "multi_tensor_apply_kernel<Lists>"),
-    (MAIN, "fill"),
-    (MAIN, "multi_tensor_apply_kernel"),
-]
-SIX = ["forward"] * 3 + ["backward"] * 4 + ["optimizer"] * 3
+BACKWARD = [(ENGINE, "gemm")] * 4
+LISTS = "multi_tensor_apply_kernel<Lists>"
+UPDATE = [(MAIN, LISTS), (MAIN, "fill"), (MAIN, "multi_tensor_apply_kernel")]
+DGRAD = [(MAIN, "implicit_gemm_dgrad"), (MAIN, "relu"), (MAIN, "implicit_gemm_dgrad")]
+ADAM = [(MAIN, "multi_tensor_apply_kernel<FusedAdamFunctor>")]
+ONE_THREAD = ["gemm", "relu", "gemm", "relu_backward", "gemm", "conv_wgrad", "igemm_wrw"]
+TOLD = {  # what is launched, ranges around launches of the main thread, and the phases: f, b, u, other
+    "a thread that the update follows is the engine": ([*FORWARD, *BACKWARD, *UPDATE], {}, "fffbbbbuuu"),
+    "one that runs in ranges named backward is": (
+        [*FORWARD, *BACKWARD, (MAIN, "add")], {"Forward": (0, 2), "Backward": (3, 6)}, "fffbbbbo",
+    ),
+    "transposed convolutions on the calling thread are forward": (
+        [*DGRAD, *BACKWARD, *UPDATE], {}, "fffbbbbuuu",
+    ),
+    "one thread by names of kernels": (
+        [*zip([MAIN] * 7, ONE_THREAD, strict=True), *UPDATE], {}, "fffbbbbuuu",
+    ),
+    "the program's own range counts for more than lists": (
+        [*FORWARD, *BACKWARD, *UPDATE], {"forward": (0, 2), "backward": (3, 9)}, "fffbbbbbbb",
+    ),
+    "not more than Adam": ([*FORWARD, *BACKWARD, *ADAM], {"forward": (0, 2), "backward": (3, 7)}, "fffbbbbu"),
+}  # fmt: skip
 
 
-def test_a_thread_that_the_update_follows_is_the_autograd_engine(tmp_path):
-    trace = run(tmp_path, [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE])
-    assert [phase for _, phase in told(trace)] == SIX
-    assert trace.metadata["phases_assumed"] == 0
+def told(imported, work, ranges=None):
+    """Return the phases in a step of launches, 20 us apart, by their first letters."""
+    events = []
+    for step in range(4):
+        at = 1000 * step
+        events.append(note(f"step {step}", at, at + 990))
+        for name, (first, last) in (ranges or {}).items():
+            events.append(note(name, at + 20 * first + 5, at + 20 * last + 23))
+        for place, (thread, name) in enumerate(work):
+            number, begin = 100 * step + place + 1, at + 20 * place + 10
+            events.append(call("cudaLaunchKernel", begin, begin + 5, number, tid=thread))
+            events.append(kernel(name, begin + 10, begin + 20, number))
+    trace = imported(events)
+    rows = np.flatnonzero(trace.is_kind("kernel") & (trace["step"] == 2))
+    return "".join("u" if phase == "optimizer" else str(phase)[0] for phase in trace.values("phase", rows))
 
 
-def test_a_thread_that_runs_in_ranges_named_backward_is_the_engine(tmp_path):
-    work = [*FORWARD, *[(ENGINE, "gemm")] * 4, (MAIN, "add")]
-    trace = run(tmp_path, work, ranges={"Forward": (0, 2), "Backward": (3, 6)})
-    assert [phase for _, phase in told(trace)] == ["forward"] * 3 + ["backward"] * 4 + ["other"]
+@pytest.mark.parametrize("case", TOLD)
+def test_threads_and_names_of_kernels_tell_phases(imported, case):
+    work, ranges, expected = TOLD[case]
+    assert told(imported, work, ranges) == expected
 
 
-def test_a_loader_that_launches_is_no_engine(tmp_path):
-    work = [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE, (LOADER, "flip"), (LOADER, "flip")]
-    trace = run(tmp_path, work)
-    assert [phase for _, phase in told(trace)][:10] == SIX
-    assert [phase for name, phase in told(trace) if name == "flip"] != ["backward"] * 2
-
-
-def test_transposed_convolutions_on_the_calling_thread_are_forward(tmp_path):
-    forward = [(MAIN, "implicit_gemm_dgrad"), (MAIN, "relu"), (MAIN, "implicit_gemm_dgrad")]
-    backward = [(ENGINE, "wgrad"), (ENGINE, "gemm"), (ENGINE, "wgrad"), (ENGINE, "gemm")]
-    assert [phase for _, phase in told(run(tmp_path, [*forward, *backward, *UPDATE]))] == SIX
-    alone = run(tmp_path, forward)
-    assert {phase for _, phase in told(alone)} == {"forward"}
-
-
-def test_one_thread_is_told_by_names_of_kernels(tmp_path):
-    names = ["gemm", "relu", "gemm", "relu_backward", "gemm", "conv_wgrad", "igemm_wrw"]
-    trace = run(tmp_path, [*((MAIN, name) for name in names), *UPDATE])
-    assert [phase for _, phase in told(trace)] == SIX
-
-
-def test_the_program_s_own_range_counts_for_more_than_lists(tmp_path):
-    work = [*FORWARD, *[(ENGINE, "gemm")] * 4, *UPDATE]
-    trace = run(tmp_path, work, ranges={"forward": (0, 2), "backward": (3, 9)})
-    assert Counter(phase for _, phase in told(trace)) == {"forward": 3, "backward": 7}
-    adam = [*FORWARD, *[(ENGINE, "gemm")] * 4, (MAIN, "multi_tensor_apply_kernel<FusedAdamFunctor>")]
-    trace = run(tmp_path, adam, ranges={"forward": (0, 2), "backward": (3, 7)})
-    assert Counter(phase for _, phase in told(trace))["optimizer"] == 1
-
-
-def test_device_work_without_a_launch_is_told_by_its_name(tmp_path):
-    events = [
-        call("cudaLaunchKernel", 0, 5, 1), kernel("gemm", 10, 5, 1),
-        kernel("norm_backward", 20, 5, 77), kernel("FusedAdam", 30, 5, 78), kernel("gemm", 40, 5, 79),
-    ]  # fmt: skip
-    trace = import_trace([write(tmp_path / "trace.json", document(events))])
-    rows = np.flatnonzero(trace.is_kind("kernel"))
-    assert trace.values("phase", rows) == ["forward", "backward", "optimizer", None]
+def test_a_loader_that_launches_is_no_engine(imported):
+    found = told(imported, [*FORWARD, *BACKWARD, *UPDATE, (LOADER, "flip"), (LOADER, "flip")])
+    assert (found[:10], found[10:] == "bb") == ("fffbbbbuuu", False)
+    assert Counter(told(imported, DGRAD)) == {"f": 3}
 
 
 @pytest.mark.parametrize(
@@ -320,10 +247,7 @@ def test_device_work_without_a_launch_is_told_by_its_name(tmp_path):
     ],
 )
 def test_shared_nsys_traces_have_a_backward_pass(name, backward):
-    path = SHARED / f"{name}.sqlite.gz"
-    if not path.exists():
-        pytest.skip(f"the shared trace {name} is not here")
-    trace = import_trace([path])
+    trace = import_trace([shared_trace(f"{name}.sqlite.gz")])
     rows = trace.is_kind("kernel")
     time = trace["duration_ns"][rows].astype(float)
     share = time[trace["phase"][rows] == PHASES.index("backward")].sum() / time.sum()

@@ -7,13 +7,12 @@ import gzip
 from pathlib import Path
 
 import pytest
-from shared import refusals, refused, shared_trace
-from test_rocprof import row_of
-from xspace import PlaneWriter, field, training, write
+from collect.test_rocprof import row_of
+from collect.xspace import PlaneWriter, field, training, write
+from shared import refused, shared_trace
 
 import daydream
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.formats import format_of
 from daydream.collect.importers.hlo import (
     Told,
     kernel_of,
@@ -60,12 +59,6 @@ def test_streams_are_lanes_and_threads_hold_calls_operators_and_ranges(trace):
     device = {"id": 0, "name": name, "multiprocessors": 108, "memory_bytes_per_second": 2_000_000_000_000}
     assert trace.metadata["devices"] == [device]
     assert "secret" not in str(trace.metadata)
-
-
-def test_transformations_tell_phases_and_scopes_tell_layers(trace):
-    first, second = row_of(trace, "ampere_bf16_s16816gemm_0"), row_of(trace, "ampere_bf16_s16816gemm_1")
-    assert [trace.values("phase")[row] for row in (first, second)] == ["forward", "backward"]
-    assert [trace.values("layer")[row] for row in (first, second)] == ["MLP.Dense_0"] * 2
 
 
 @pytest.mark.parametrize(
@@ -117,16 +110,6 @@ def test_a_folder_that_jax_logs_to_is_its_last_profile(tmp_path):
     assert len(import_trace([tmp_path]).metadata["steps"]) == 4
 
 
-def test_a_recording_of_a_small_model_on_the_cpu():
-    assert format_of(CPU) == "xplane"
-    trace = import_trace([CPU])
-
-    assert [step["name"] for step in trace.metadata["steps"]] == [f"train step {n}" for n in range(4)]
-    assert trace.metadata["vendor"] == "cpu"
-    assert {"dot"} <= set(trace.values("op"))
-    assert daydream.replay(trace).measured_ns > 0
-
-
 def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     empty = write(tmp_path / "e.xplane.pb", b"")
     assert "is empty" in refused(empty)
@@ -134,10 +117,6 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     assert "is of a TPU" in refused(write(tmp_path / "t.pb", field(1, PlaneWriter("/device:TPU:0").done())))
     assert "cut off or damaged" in refused(write(tmp_path / "c.xplane.pb", training()[:-40]))
     assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
-
-
-def test_damaged_profiles_are_refused_in_one_line_or_read(tmp_path):
-    assert len(refusals(tmp_path / "d.xplane.pb", training(2), 300)) > 100
 
 
 @pytest.mark.parametrize(
@@ -172,60 +151,82 @@ def test_threads_of_xlas_pool_complete_the_steps_of_a_recording_of_the_cpu():
     assert replay.max_error < 0.001
 
 
-def shape(kind, *sizes):
-    return field(2, kind) + b"".join(field(3, size) for size in sizes)
+GEMM = '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
+MORE = {  # what an instruction has besides
+    "first": field(9, 0),  # which parameter it is
+    "second": field(9, 1),
+    "of_left": field(30, field(1, 1) + field(2, 0)),  # contracted: the last dimension of the left
+    "gemm": field(28, "__cublas$gemm") + field(43, GEMM),
+    "images": field(16, field(4, 3)),  # kernels are height, width, channels in, channels out
+    "mine": field(28, "my_kernel"),
+}
+KINDS = {"s8": 2, "f32": 11, "pair": 13, "bf16": 16}
+COMPUTATIONS = {  # name, operation, number, type and sizes of what it returns, and what it takes
+    77: """
+        a parameter 1 bf16,64,32 more=first
+        b parameter 2 bf16,32,128 more=second
+        dot.9 dot 3 f32,64,128 takes=1,2 more=of_left
+        bias.9 add 4 f32,64,128 takes=3,3
+    """,
+    78: """
+        large parameter 1 f32,1000,1000 more=first
+        part slice 2 f32,10,1000 takes=1
+        sum reduce 3 f32,10 takes=2,2
+    """,
+    79: """
+        cache parameter 1 f32,1000,1000 more=first
+        row parameter 2 f32,1,1000 more=second
+        new dynamic-update-slice 3 f32,1000,1000 takes=1,2
+    """,
+    80: """
+        x parameter 1 bf16,64,32
+        w parameter 2 bf16,32,128
+        big parameter 3 f32,1000,1000
+        convert.2 convert 4 f32,64,32 takes=1
+        gemm_fusion_dot.1 fusion 5 f32,64,128 takes=1,2 calls=77
+        input_reduce_fusion fusion 6 f32,10 takes=3 calls=78
+        row.1 parameter 7 f32,1,1000
+        loop_update_fusion fusion 8 f32,1000,1000 takes=3,7 calls=79
+        left parameter 9 bf16,8,16
+        right parameter 10 bf16,4,16
+        custom-call.3 custom-call 11 bf16,8,4;s8,4096 takes=9,10 more=gemm
+        photos parameter 12 bf16,2,10,10,3
+        kernels parameter 13 bf16,3,3,3,7
+        conv.4 convolution 14 bf16,2,8,8,7 takes=12,13 more=images
+        mine.5 custom-call 15 bf16,8,4 takes=9,10 more=mine
+        all-reduce.6 all-reduce-start 16 f32,1000,1000 takes=3
+        pair tuple 17 pair
+    """,
+}
 
 
-def instruction(name, opcode, number, returns, *, takes=(), calls=(), more=b""):
-    parts = field(1, name) + field(2, opcode) + field(3, returns) + field(35, number) + more
-    return parts + b"".join(field(36, one) for one in takes) + b"".join(field(38, one) for one in calls)
+def shape(text):
+    kind, *sizes = text.split(",")
+    return field(2, KINDS[kind]) + b"".join(field(3, int(size)) for size in sizes)
+
+
+def instruction(line):
+    name, operation, number, returns, *given = line.split()
+    told = dict(each.split("=") for each in given)
+    shapes = [shape(each) for each in returns.split(";")]
+    kind = (
+        shapes[0]
+        if len(shapes) == 1
+        else field(2, KINDS["pair"]) + b"".join(field(4, each) for each in shapes)
+    )
+    parts = field(1, name) + field(2, operation) + field(3, kind) + field(35, int(number))
+    numbers = {36: told.get("takes", ""), 38: told.get("calls", "")}
+    uses = [field(key, int(each)) for key, text in numbers.items() for each in text.split(",") if each]
+    return parts + MORE.get(told.get("more"), b"") + b"".join(uses)
 
 
 def hlo():
-    """A program of each sort of operator; BF16 is 16, F32 11, S8 2 of `xla_data.proto`."""
-    of_left = field(30, field(1, 1) + field(2, 0))  # contracted: the last dimension of the left
-    inner = [
-        instruction("a", "parameter", 1, shape(16, 64, 32), more=field(9, 0)),
-        instruction("b", "parameter", 2, shape(16, 32, 128), more=field(9, 1)),
-        instruction("dot.9", "dot", 3, shape(11, 64, 128), takes=(1, 2), more=of_left),
-        instruction("bias.9", "add", 4, shape(11, 64, 128), takes=(3, 3)),
-    ]
-    sliced = [
-        instruction("large", "parameter", 1, shape(11, 1000, 1000), more=field(9, 0)),
-        instruction("part", "slice", 2, shape(11, 10, 1000), takes=(1,)),
-        instruction("sum", "reduce", 3, shape(11, 10), takes=(2, 2)),
-    ]
-    updated = [
-        instruction("cache", "parameter", 1, shape(11, 1000, 1000), more=field(9, 0)),
-        instruction("row", "parameter", 2, shape(11, 1, 1000), more=field(9, 1)),
-        instruction("new", "dynamic-update-slice", 3, shape(11, 1000, 1000), takes=(1, 2)),
-    ]
-    pair = field(2, 13) + field(4, shape(16, 8, 4)) + field(4, shape(2, 4096))  # a result, and workspace
-    settings = '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
-    gemm = field(28, "__cublas$gemm") + field(43, settings)
-    images = field(16, field(4, 3))  # kernels are height, width, channels in, channels out
-    outer = [
-        instruction("x", "parameter", 1, shape(16, 64, 32)),
-        instruction("w", "parameter", 2, shape(16, 32, 128)),
-        instruction("big", "parameter", 3, shape(11, 1000, 1000)),
-        instruction("convert.2", "convert", 4, shape(11, 64, 32), takes=(1,)),
-        instruction("gemm_fusion_dot.1", "fusion", 5, shape(11, 64, 128), takes=(1, 2), calls=(77,)),
-        instruction("input_reduce_fusion", "fusion", 6, shape(11, 10), takes=(3,), calls=(78,)),
-        instruction("row.1", "parameter", 7, shape(11, 1, 1000)),
-        instruction("loop_update_fusion", "fusion", 8, shape(11, 1000, 1000), takes=(3, 7), calls=(79,)),
-        instruction("left", "parameter", 9, shape(16, 8, 16)),
-        instruction("right", "parameter", 10, shape(16, 4, 16)),
-        instruction("custom-call.3", "custom-call", 11, pair, takes=(9, 10), more=gemm),
-        instruction("photos", "parameter", 12, shape(16, 2, 10, 10, 3)),
-        instruction("kernels", "parameter", 13, shape(16, 3, 3, 3, 7)),
-        instruction("conv.4", "convolution", 14, shape(16, 2, 8, 8, 7), takes=(12, 13), more=images),
-        instruction("mine.5", "custom-call", 15, shape(16, 8, 4), takes=(9, 10), more=field(28, "my_kernel")),
-        instruction("all-reduce.6", "all-reduce-start", 16, shape(11, 1000, 1000), takes=(3,)),
-        instruction("pair", "tuple", 17, shape(13)),
-    ]
+    """A program of each sort of operator."""
     computations = [
-        field(3, b"".join(field(2, one) for one in some) + field(5, number))
-        for number, some in ((77, inner), (78, sliced), (79, updated), (80, outer))
+        field(
+            3, b"".join(field(2, instruction(line)) for line in text.strip().splitlines()) + field(5, number)
+        )
+        for number, text in COMPUTATIONS.items()
     ]
     return field(1, field(1, "jit_step") + b"".join(computations))
 
@@ -284,30 +285,3 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
     assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
     assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
     assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel", "dtype"),
-    [
-        ("a10g_conv2d", "gemm_fusion_dot_1", "float32"),  # in a CUDA graph: told by the kernel's name
-        ("mi300x_jax_te_fused_attn_training", "gemm_fusion_dot", "bfloat16"),
-        ("mi300x_jax0.8_conv_8gpu", "loop_transpose_fusion", "bfloat16"),
-    ],
-)
-def test_public_profiles_tell_element_types(name, kernel, dtype):
-    trace = public(name)
-    rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
-    found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
-    assert found == {dtype}
-
-
-def test_a_collective_has_the_elements_that_its_program_gives_it(tmp_path):
-    weights = instruction("grads", "parameter", 1, shape(11, 300, 1000))
-    reduced = instruction("all-reduce.1", "all-reduce", 2, shape(11, 300, 1000), takes=(1,))
-    computation = field(3, field(2, weights) + field(2, reduced) + field(5, 1))
-    programs, _ = metadata_plane(field(1, computation))  # a module without a name, as the rows name none
-    trace = import_trace([write(tmp_path / "t.xplane.pb", training() + programs)])
-
-    rows = trace.is_kind("collective")
-    assert set(trace["elements"][rows].tolist()) == {300_000}
-    assert set(trace["bytes"][rows].tolist()) == {1_200_000}

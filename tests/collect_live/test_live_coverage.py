@@ -23,10 +23,6 @@ def texts(trace, column, rows):
     return trace.values(column, np.flatnonzero(rows))
 
 
-def in_phase(trace, *phases):
-    return np.isin(trace["phase"], [trace.code("phase", phase) for phase in phases])
-
-
 @each_model
 def test_a_gradient_is_accumulated_for_its_parameters_owner(name):
     _, trace, order = recorded(name)
@@ -58,15 +54,6 @@ def test_a_steps_time_by_layer_adds_up_to_the_step(name):
         found = parts_of(replayed.settled._replace(copy=copy), [step])["by_layer"]
         assert sum(found.values()) == expected
         assert all(ns > 0 for ns in found.values())  # none where a step ends with the one before it
-
-
-def test_the_rows_hold_shapes_types_and_no_range_of_ours():
-    _, trace, _ = recorded("mlp")
-
-    linear = trace["name"] == trace.code("name", "aten::linear")
-    assert {*texts(trace, "shapes", linear)} == {"[[8,16],[32,16],[32]]", "[[8,32],[4,32],[4]]"}
-    assert {*texts(trace, "dtype", linear)} == {"float32"}
-    assert [name for name in trace.text("name") if "daydream" in name] == []
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -110,16 +109,6 @@ def test_the_update_in_which_a_recording_ends_is_an_update(tmp_path):
     )  # fmt: skip
     kernels = trace.is_kind("kernel").nonzero()[0]
     assert trace.values("phase", kernels) == ["forward"] * 2 + ["backward"] * 2 + ["optimizer"] * 2
-
-
-def test_an_update_that_has_its_range_gets_no_other(tmp_path):
-    update = row(UPDATE_NAME.format("SGD"), "cpu_op", 302, 1)
-    marker = row(MARKER_NAME.format(3), "cpu_op", 399, 1)
-    recording, _ = read([*device_step(), update, marker], tmp_path)
-
-    assert recording.texts_of("name", np.flatnonzero(recording.is_kind("annotation"))) == [
-        "Optimizer.step#SGD.step"
-    ]
 
 
 class Dispatched(TorchDispatchMode):

@@ -34,10 +34,7 @@ ONE_BY_ONE = {
     "SGD with momentum": one_by_one("SGD", momentum=0.9, nesterov=True, weight_decay=0.1),
     "AdamW in groups": one_by_one("AdamW", groups=decayed_groups),
     "Adam with decay": one_by_one("Adam", groups=decayed_groups, amsgrad=True),
-    "RMSprop": one_by_one("RMSprop", momentum=0.9, centered=True),
-    "NAdam": one_by_one("NAdam"),
     "Adagrad": one_by_one("Adagrad"),
-    "ASGD": one_by_one("ASGD"),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
-from live_models import GPT, MLP, _classes, _tokens  # noqa: E402
+from live_models import GPT, _tokens  # noqa: E402
 from live_recording import record, train  # noqa: E402
 
 from daydream.collect.live.layer_hooks import LayerHooks  # noqa: E402
@@ -132,18 +132,3 @@ def test_a_compiled_model_stays_one_graph(hooks_first):
     assert dict(counters["graph_break"]) == {}
     # What was compiled under the hooks is compiled once more without them: as one graph again.
     assert counter.frame_count == 1 + hooks_first
-
-
-@pytest.mark.slow
-def test_a_compiled_region_has_its_modules_path():
-    torch._dynamo.reset()
-    model = MLP()
-    model.first = torch.compile(model.first, backend="aot_eager")
-    trace = traced(*_classes(model, 8, 16))
-
-    assert {*layers(trace, trace.is_kind("module"))} == {"MLP", "first", "second"}
-    assert {*layers(trace, operators(trace, "backward"))} == {"MLP", "first", "second", "loss"}
-    compiled = np.array(["Compiled" in name for name in trace.text("name")])[trace["name"]]
-    assert compiled.any()
-    assert {*layers(trace, compiled)} == {"first"}
-    assert {*layers(trace, operators(trace, "optimizer"))} == {"first", "second"}

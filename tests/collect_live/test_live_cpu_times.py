@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 from live_recording import record  # noqa: E402
 
 import daydream  # noqa: E402
-from daydream.collect.live import layer_hooks  # noqa: E402
-from daydream.collect.live.layer_hooks import CpuTimes, add_cpu_times  # noqa: E402
 from daydream.trace.schema import BY_CLOCK  # noqa: E402
 
 PAUSE_S = 0.1
@@ -66,24 +64,3 @@ def test_frames_that_wait_are_recorded_with_stacks(tmp_path):
     rows = np.flatnonzero(trace.is_kind("blocked") & (trace["name"] == trace.code("name", "sleep")))
     assert len(rows) >= 3
     assert trace["duration_ns"][rows].min() >= 1e9 * PAUSE_S
-
-
-def test_where_the_system_does_not_count_nothing_is_recorded(monkeypatch):
-    monkeypatch.setattr(layer_hooks, "THREADS", "/nowhere")
-    times = CpuTimes()
-    times.look()
-    columns = {"kind": np.zeros(1, np.int8)}
-    add_cpu_times(columns, {"kind": ["operator"]}, times.looks)
-
-    assert not times.looks
-    assert list(columns) == ["kind"]
-
-
-def test_looks_that_took_much_are_left_out(monkeypatch):
-    monkeypatch.setattr(layer_hooks.os, "listdir", lambda _: [])
-    times = CpuTimes()
-    times.look()
-    times._spent_ns = 10**15  # as if the first had taken long
-    times.look()
-
-    assert len(times.looks) == 1

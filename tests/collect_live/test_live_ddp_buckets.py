@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
-import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
 from live_models import MODELS  # noqa: E402
 from live_recording import record, recorded, train  # noqa: E402
 from torch import distributed, nn  # noqa: E402
@@ -117,25 +116,3 @@ def test_each_element_type_fills_buckets_of_its_own(tmp_path):
     real = sorted(reported(_two_types(), None))
     assert len(real) == 2
     assert all(sorted(step) == real for step in computed(trace, None))
-
-
-def _convolutions():
-    wide = [64, 128, 256, 512, 512, 512, 512]
-    layers = [
-        layer
-        for before, after in zip([3, *wide], wide, strict=False)
-        for layer in (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
-    ]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
-    return model, lambda: F.cross_entropy(model(torch.randn(2, 3, 8, 8)), torch.randint(0, 1000, (2,)))
-
-
-@pytest.mark.slow
-def test_buckets_of_a_model_beyond_the_default_size(tmp_path):
-    setup = _convolutions()
-    assert sum(parameter.nbytes for parameter in setup[0].parameters()) > 26 * MIB
-    trace = record(train(*setup), tmp_path)
-    for cap_mb in (None, 4.0):
-        real = reported(_convolutions(), cap_mb)
-        assert len(real) > 1
-        assert all(step == real for step in computed(trace, cap_mb)), cap_mb

@@ -11,14 +11,12 @@ from live_models import MODELS
 from live_recording import record, train
 
 import daydream
-from daydream.collect.derive.recording import Recording
 from daydream.collect.live import capture
-from daydream.collect.live.capture import held_before, until_the_last_row
+from daydream.collect.live.capture import held_before
 from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError, TraceError
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.pairing import paired
-from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.metadata import mistake_in
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -46,10 +44,6 @@ def test_a_recorded_step_gives_back_what_it_took(tmp_path):
     assert daydream.load(tmp_path / "trace.parquet").memory["bytes"].tolist() == memory["bytes"].tolist()
 
 
-def test_memory_is_left_out_on_demand(tmp_path):
-    assert record(loop_of("mixed"), tmp_path, memory=False).memory is None
-
-
 def test_layers_on_threads_of_the_script_are_recorded_without_memory(tmp_path):
     """Torch up to 2.13 records memory or the threads that a script starts itself, not both."""
     told = []
@@ -60,13 +54,6 @@ def test_layers_on_threads_of_the_script_are_recorded_without_memory(tmp_path):
     assert any("capturing once more, without memory" in line for line in told)
     assert any(layer.endswith("towers.1") or ".towers.1." in layer for layer in trace.text("layer"))
     assert not [note for note in trace.metadata["notes"] if "threads that the script started" in note]
-
-
-def test_a_script_that_ends_before_says_what_is_missing(tmp_path):
-    trace = record(loop_of("threads"), tmp_path, iterations=7)
-
-    assert trace.memory is not None
-    assert [note for note in trace.metadata["notes"] if "ran on threads that the script started" in note]
 
 
 # What GPUs held, told by a stand-in for torch.cuda ------------------------------------------------
@@ -133,36 +120,6 @@ def test_what_gpus_held_before_is_told_without_frames(cuda):
     assert mistake_in({"held_before": json.loads(json.dumps(held))}) is None
 
 
-@pytest.mark.parametrize("how", [RuntimeError("CUDA error"), KeyError("blocks"), AttributeError("none")])
-def test_a_failure_there_loses_nothing_else(cuda, monkeypatch, how):
-    def fail(*_):
-        raise how
-
-    monkeypatch.setattr(Cuda, "memory_snapshot", fail)
-
-    assert held_before() == {"1": {"allocated_bytes": 1024, "reserved_bytes": 4 << 20}}
-
-
-def test_metadata_that_was_made_up_is_refused():
-    wrong = {"allocated_bytes": -1, "reserved_bytes": 0}
-
-    assert "held_before" in (mistake_in({"held_before": {"0": wrong}}) or "")
-    blocks = {"address": 0, "total_size": 1, "blocks": [["x", None]]}
-    assert "blocks" in (
-        mistake_in({"held_before": {"0": {**wrong, "allocated_bytes": 1, "segments": [blocks]}}}) or ""
-    )
-
-
-def test_events_of_calls_that_a_signal_cut_off_are_left_out():
-    rows = {"start_ns": np.array([0, 10]), "duration_ns": np.array([40, 5])}
-    times = np.array([5, 40, 41, 90])
-    memory = MemoryEvents({"time_ns": times, "bytes": np.full(4, 512)})
-
-    kept = until_the_last_row(memory, Recording(rows, {}))
-
-    assert kept["time_ns"].tolist() == [5, 40]
-
-
 def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path):
     trace = record(train(*MODELS["mlp"]()), tmp_path, unprofiled=20)
     assert len(trace.metadata["unprofiled_step_ns"]) == 20
@@ -177,14 +134,6 @@ def test_a_recorded_run_is_predicted_without_the_profiler(tmp_path):
     assert cost == {**TYPICAL, "step_hooks_ns": cost["step_hooks_ns"]}
     assert cost["step_hooks_ns"] > 0
     assert daydream.whatif(result, "cpu", speedup=2).basis == "unprofiled"
-
-
-def test_without_unprofiled_steps_the_cost_is_known_too(tmp_path):
-    result = daydream.replay(record(train(*MODELS["mlp"]()), tmp_path, unprofiled=0))
-
-    assert result.basis == "estimated"
-    assert result.basis_measured_ns is None
-    assert result.basis_ns < result.replayed_ns
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from daydream.cli import main
 from daydream.trace.trace import Trace
 
 OWN = Path(__file__).with_name("own")  # holds a `sitecustomize`
@@ -107,3 +109,19 @@ def folder(tmp_path):
 def folder_of_file(tmp_path_factory):
     """Return a folder for what all tests of a file share."""
     return Folder(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def ask(folder, monkeypatch, capsys):
+    """Ask within this process, where no script is to be run."""
+    monkeypatch.chdir(folder.path)
+    if not (folder.path / "train.py").exists():
+        folder.script("", begin="")
+
+    def asked(*args):
+        with pytest.raises(SystemExit) as done:
+            main(["collect", *args])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=done.value.code, out=out, err=err)
+
+    return asked

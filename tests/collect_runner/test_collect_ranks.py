@@ -1,6 +1,5 @@
 """Several processes, one trace; and the example scripts."""
 
-import signal
 import socket
 from pathlib import Path
 
@@ -158,59 +157,3 @@ def test_processes_that_train_apart_are_not_one_job(folder):
     assert done.code == 0
     assert "trained independently" in done.err
     assert len(ranks_and_steps(done.trace())) == 1
-
-
-def test_stop_after_ends_every_rank(folder, port):
-    script = str(EXAMPLES / "train_ddp.py")
-    arguments = ["--stop-after", "--nproc-per-node", "2", "-o", "t.parquet", script, "--steps", "100000"]
-    done = folder.collect(*arguments, PET_MASTER_PORT=port)
-
-    assert done.code == 0, done.err
-    assert sorted(ranks_and_steps(done.trace("t.parquet"))) == [0, 1]
-
-
-def test_a_sharded_model_gives_one_trace(folder, port):
-    folder.script(
-        """
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (2,))
-        model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
-        for layer in (*model, model):
-            fully_shard(layer, mesh=mesh)
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(40):
-            optimizer.zero_grad()
-            model(torch.randn(4, 32)).square().mean().backward()
-            optimizer.step()
-        dist.barrier()  # torch 2.13 aborts at times where a rank leaves while the other is still at it
-        dist.destroy_process_group()
-        """
-    )
-    done = folder.collect("--nproc-per-node", "2", "train.py", PET_MASTER_PORT=port)
-
-    assert done.code == 0, done.err
-    steps = ranks_and_steps(done.trace())
-    assert steps[0] == steps[1]
-    assert sum(covered for _, covered in steps[0]) == 3
-
-
-def test_ranks_that_are_terminated_leave_what_they_captured(folder, port):
-    folder.script(
-        DDP.replace("range(40)", "iter(int, 1)").replace(
-            "                optimizer.step()\n",
-            "                optimizer.step()\n"
-            "                steps.append(1)\n"
-            "                if len(steps) == 30 and rank == 0: open('training', 'w')\n",
-        )
-        + "        steps = []\n        train(int(os.environ['RANK']), 2, os.environ['MASTER_PORT'])\n"
-    )
-    arguments = ["--steps", "1000000", "--nproc-per-node", "2", "train.py"]
-    done = folder.interrupt(signal.SIGTERM, *arguments, PET_MASTER_PORT=port)
-
-    assert done.code == 1  # torchrun's
-    assert sorted(ranks_and_steps(done.trace())) == [0, 1]
-    notes = [note for note in done.trace().metadata["notes"] if "machine was busy" not in note]
-    assert all("before SIGTERM" in note for note in notes)

@@ -5,12 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from daydream.collect.launcher import runner
-from daydream.errors import OutputError
 
 FAILED, USAGE = 1, 2
 PLAIN = {"begin": ""}
@@ -23,22 +21,6 @@ def test_a_script_without_torch_is_told_so_and_nothing_is_written(folder):
     assert (done.code, done.out) == (FAILED, "done\n")
     assert done.err.splitlines()[-1].startswith("error: the script never imported torch")
     assert sorted(path.name for path in folder.path.iterdir()) == ["train.py"]
-
-
-def test_the_scripts_own_failure_keeps_its_code(folder):
-    folder.script("import sys; sys.exit(7)", **PLAIN)
-
-    assert folder.collect("train.py").code == 7
-
-
-def test_json_prints_one_object_whatever_the_script_prints(folder):
-    folder.script("print('loss 1.0')", **PLAIN)
-    done = folder.collect("--json", "train.py")
-
-    found = json.loads(done.out)
-    assert (found["schema"], found["trace"], found["exit_code"]) == (1, None, 0)
-    assert "never imported torch" in found["problems"][0]
-    assert "loss 1.0" in done.err
 
 
 @pytest.mark.parametrize(
@@ -86,14 +68,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused(ask, folder):
     assert "cannot write locked" in ask("-o", "locked/t.parquet", "train.py").err
 
 
-def test_no_trace_folder_means_no_run(tmp_path):
-    with pytest.raises(OutputError, match="cannot write"):
-        runner.collect([sys.executable, "-c", ""], tmp_path / "gone" / "t.parquet", runner.Recording())
-
-
-@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_an_isolated_interpreter_is_noticed_by_its_silence(flag, tmp_path):
-    command = [sys.executable, flag, "-c", "raise SystemExit(0)"]
+def test_an_isolated_interpreter_is_noticed_by_its_silence(tmp_path):
+    command = [sys.executable, "-I", "-c", "raise SystemExit(0)"]
     done = runner.collect(command, tmp_path / "t.parquet", runner.Recording())
 
     assert done.path is None
@@ -135,24 +111,6 @@ def test_a_process_that_outlives_the_run_is_left_alone(folder):
     )
 
     assert done.stdout.split()[1] == "False"
-
-
-@pytest.fixture
-def ask(folder, monkeypatch, capsys):
-    """Ask within this process, where no script is to be run."""
-    from daydream.cli import main
-
-    monkeypatch.chdir(folder.path)
-    if not (folder.path / "train.py").exists():
-        folder.script("", **PLAIN)
-
-    def asked(*args):
-        with pytest.raises(SystemExit) as done:
-            main(["collect", *args])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=done.value.code, out=out, err=err)
-
-    return asked
 
 
 def test_a_process_whose_environment_does_not_hold_daydream_finds_it(tmp_path):

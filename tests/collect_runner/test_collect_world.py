@@ -1,7 +1,10 @@
 """`daydream collect --world`: one rank of a job whose other ranks do not exist."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,15 +205,6 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
     assert "Traceback" not in done.err
 
 
-@pytest.mark.slow
-def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
-    folder.script("for _ in range(40): step()")
-    done = folder.collect("--world", "4", "train.py")
-
-    assert "never called torch.distributed.init_process_group" in done.err
-    assert (done.err.count("Traceback"), list(folder.path.glob("*.parquet"))) == (0, [])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -221,9 +215,27 @@ def test_a_script_that_makes_no_process_group_leaves_no_trace(folder):
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],
 )
-def test_what_makes_no_world_is_refused_before_anything_runs(folder, words, said):
-    folder.script('print("ran")')
-    done = folder.collect(*words, "train.py")
+def test_what_makes_no_world_is_refused_before_anything_runs(folder, ask, words, said):
+    folder.script("open('ran', 'w')", begin="")
+    done = ask(*words, "train.py")
 
     assert said in done.err
-    assert (done.out, done.hidden(), done.code > 0) == ("", [], True)
+    assert (done.out, done.code > 0, (folder.path / "ran").exists()) == ("", True, False)
+
+
+# -- a fake world asks for the collectives of the real job, and holds as much memory: two and four ranks -----
+
+WORLDS = Path(__file__).parents[2] / "validation" / "worlds.py"
+
+
+@pytest.mark.slow
+def test_collectives_and_peaks_are_those_of_the_real_job():
+    words = [sys.executable, WORLDS, "--part", "asked", "--model", "MLP", "--json"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["way"] for row in rows] == [
+        "ddp", "fsdp", "tp", "1f1b", "ddp", "fsdp", "tp", "fsdp x tp", "1f1b",
+    ]  # fmt: skip
+    assert [row["unequal"] for row in rows] == [[]] * len(rows)
+    assert all(row["asked"] >= 48 and abs(row["peak_error"]) <= 0.02 for row in rows)

@@ -116,39 +116,6 @@ def test_it_takes_as_many_steps_as_are_said(folder, missing):
     assert (f"3 rounds take {needed} training steps; {needed - 1} ran." in done.err) == bool(missing)
 
 
-def test_a_script_that_goes_on_says_when_the_result_comes(folder):
-    folder.script(NOTHING, "half.py", begin="")
-    folder.script(
-        f"""
-        import time
-        for _ in range({LONG_ENOUGH}):
-            step()
-        time.sleep(1.5)
-        """
-    )
-    done = folder.confirm("half.py", *FEW, "-o", "kept.parquet", "train.py")
-
-    assert done.code == 0, done.err
-    assert "captured, wrote kept.parquet\ndaydream: the script trains on without the change" in done.err
-    assert "--stop-after" in done.err
-
-
-def test_ctrl_c_before_the_change_was_measured_is_an_interruption(folder):
-    folder.script(NOTHING, "half.py", begin="")
-    folder.script(
-        """
-        import os, signal
-        for _ in range(45):
-            step()
-        os.kill(os.getpid(), signal.SIGINT)
-        """
-    )
-    done = folder.confirm("half.py", *FEW, "train.py")
-
-    assert done.code == 130
-    assert done.err.splitlines()[-1] == "error: interrupted before the change was confirmed"
-
-
 def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):
     folder.script(
         """
@@ -195,12 +162,3 @@ def test_what_cannot_be_confirmed_is_refused_before_anything_runs(
     assert said in capsys.readouterr().err
     assert done.value.code == code
     assert not (folder.path / "ran").exists()
-
-
-def test_a_script_that_ends_before_the_change_is_said_in_a_line(folder):
-    folder.script("for _ in range(12): step()")
-    done = folder.confirm("fused-adam", "train.py")
-
-    assert done.code == 1
-    assert "ended before the change could be made" in done.err
-    assert "Traceback" not in done.err

@@ -1,13 +1,28 @@
-"""Costs of collectives: the formulas by hand, and what holds for all of them."""
+"""Times of collectives: by formula, fitted to a trace, simulated elsewhere."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from collective_traces import collective, trace_of
+from daydream.optimizations._hardware import collective_times
+from graph.small_graphs import put
 from hypothesis import given
 from hypothesis import strategies as st
+from shared import TRACES, shared_trace
 
+import daydream
+from daydream import Graph, GraphError, simulate
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
+from daydream.costs.network.fitting import Measurement, calibrate, read_nccl_tests
 from daydream.costs.network.nccl import COLLECTIVES, Link, bytes_of_message, choose, ring_ns
+from daydream.costs.network.simulated_times import node_of, read_simulated_times
+from daydream.costs.network.world_size import fitted_to_trace, measured_in
 from daydream.errors import DaydreamError
+from daydream.graph.tables import Lane
+
+# Costs of collectives: the formulas by hand, and what holds for all of them
 
 
 def lab(nodes=2, gpus=4, **switch):
@@ -190,3 +205,292 @@ def test_a_file_that_describes_none_is_refused(tmp_path, text, message):
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(DaydreamError, match="cannot read the cluster file"):
         find_cluster(str(tmp_path / "none.toml"))
+
+
+# Clusters fitted to measurements, and the tables of nccl-tests these come from
+
+
+MB = 1 << 20
+HEADER = "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n"
+LOG = """\
+# nThread 1 nGpus 3 minBytes 8 maxBytes 2048 step: 2(factor)
+# Using devices
+#  Rank  0 Group  0 Pid 1 on box device  0 [0x07] A GPU
+#  Rank  1 Group  0 Pid 1 on box device  1 [0x0b] A GPU
+#  Rank  2 Group  0 Pid 1 on box device  2 [0x48] A GPU
+#
+#                                                 out-of-place                in-place
+#    size   count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#     (B)  (elements)                   (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+     1024     256  float    sum    -1  20.50   0.05   0.07      0  19.50   0.05   0.07    N/A
+     2048     512  float    sum    -1  21.00   0.10   0.13      0  20.00   0.10   0.13    N/A
+"""
+
+
+def measured_lab(nodes=1):
+    return Cluster("lab", nodes, 8, Link(50.0, 2_000), Link(10.0, 20_000), "as described")
+
+
+def sweep(machines, members, sizes=range(1, 40)):
+    times = [machines.time_ns("all_reduce", size * MB, members) for size in sizes]
+    return [
+        Measurement("all_reduce", size * MB, members, time) for size, time in zip(sizes, times, strict=True)
+    ]
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+def test_the_link_behind_a_clean_sweep_is_found():
+    fitted = calibrate(
+        find_cluster("pcie3"),
+        sweep(measured_lab(), 2) + sweep(measured_lab(), 8),
+        "a sweep",
+    )
+    assert fitted.intra.bandwidth == pytest.approx(50, rel=0.01)
+    assert fitted.intra.latency_ns == pytest.approx(2_000, rel=0.05)
+    assert "fitted to 78 measurements of 2, 8 GPUs in a sweep" in fitted.describe()
+
+
+def test_a_way_out_is_fitted_to_groups_larger_than_a_node():
+    truth = measured_lab(nodes=4)
+    measured = [
+        Measurement("reduce_scatter", size * MB, 32, truth.time_ns("reduce_scatter", size * MB))
+        for size in (1, 16, 64)
+    ]
+    fitted = calibrate(replace(truth, inter=Link(1.0, 1.0)), measured, "a log")
+    assert fitted.inter.bandwidth == pytest.approx(10, rel=0.001)
+    assert fitted.inter.latency_ns == pytest.approx(20_000, rel=0.001)
+    assert fitted.intra == truth.intra
+
+
+def test_times_that_hold_waiting_bound_the_fit_from_above():
+    truth = measured_lab()
+    sizes = (2, 4, 8, 32)
+    late = (1.0, 3.0, 1.0, 5.0)
+    measured = [
+        Measurement("all_reduce", size * MB, 8, factor * truth.all_reduce_ns(size * MB, 8))
+        for size, factor in zip(sizes, late, strict=True)
+    ]
+    fitted = calibrate(truth, measured, "a trace", upper_bounds=True)
+    assert all(fitted.all_reduce_ns(one.nbytes, 8) <= one.time_ns + 1 for one in measured)
+    assert fitted.intra.bandwidth > 10
+
+
+def test_nothing_to_learn_is_said():
+    with pytest.raises(DaydreamError, match="holds no collective of two or more members"):
+        calibrate(measured_lab(), [Measurement("all_reduce", MB, 1, 5.0)], "the log")
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_alone_gives_durations_and_several_the_time_from_the_last_arrival():
+    alone = trace_of(collective(0, 100, 8 * MB), collective(200, 400, 8 * MB), world_size=2)
+    assert [one.time_ns for one in measured_in(alone)] == [100_000, 200_000]
+
+    both = trace_of(collective(0, 100, 8 * MB), collective(60, 101, 8 * MB, rank=1), world_size=2)
+    assert measured_in(both) == [Measurement("all_reduce", 8 * MB, 2, 41_000)]
+
+
+def test_a_trace_without_sizes_gives_none():
+    unknown = trace_of(collective(0, 5, None), world_size=2)
+    assert measured_in(unknown) == []
+    with pytest.raises(DaydreamError, match="no collective of known operation"):
+        fitted_to_trace(measured_lab(), unknown)
+
+
+def test_a_real_trace_fits_below_all_its_all_reduces():
+    real = daydream.load(shared_trace("kineto/a100_resnet_ddp_rank0of2.json.gz"))
+    fitted = fitted_to_trace(find_cluster("dgx-a100"), real)
+    long = [one for one in measured_in(real) if one.nbytes > MB]
+    assert len(long) == 15
+    assert all(fitted.all_reduce_ns(one.nbytes, 2) <= one.time_ns + 1 for one in long)
+
+
+# -- nccl-tests ------------------------------------------------------------------------------------
+
+
+def test_a_log_says_sizes_times_and_members(tmp_path):
+    path = tmp_path / "all_reduce.log"
+    path.write_text(LOG)
+    found = read_nccl_tests(path)
+    assert {one.world_size for one in found} == {3}
+    assert [(one.nbytes, one.time_ns) for one in found] == [
+        (1024, 20_500), (1024, 19_500), (2048, 21_000), (2048, 20_000),
+    ]  # fmt: skip
+
+
+def test_members_are_told_by_bandwidths_where_no_ranks_are_listed(tmp_path):
+    path = tmp_path / "allreduce.txt"
+    path.write_text("size count time algbw busbw\n1048576 1 100 10.48 15.72\n")
+    assert read_nccl_tests(path)[0].world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "a,b\n1,2\n", "no table of nccl-tests"),
+        ("x.csv", "", "no table of nccl-tests"),
+        ("x.csv", HEADER, "no table of nccl-tests"),
+        ("x.csv", HEADER + "1024,256,float,5000,1,6000,1\n", "which collective"),
+        ("allreduce.csv", HEADER + "1024,256,float,5000,1,6000,1\n", "how many GPUs"),
+        ("allreduce_2gpus.csv", HEADER + "0,0,float,0,1,0,1\n", "is 0"),
+    ],
+)
+def test_what_is_no_such_table_is_refused(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DaydreamError, match=message):
+        read_nccl_tests(path)
+
+
+def test_binary_and_missing_files_are_refused(tmp_path):
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(b"PAR1\xff\xfe")
+    with pytest.raises(DaydreamError, match="is not text"):
+        read_nccl_tests(path)
+    with pytest.raises(DaydreamError, match="cannot read"):
+        read_nccl_tests(tmp_path / "none.log")
+
+
+# -- measured all-reduces of A100s -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (TRACES / "collectives").exists(), reason="the measured all-reduces are not at hand")
+@pytest.mark.parametrize("fit", [True, False])
+def test_all_reduces_of_four_gpus_are_predicted(fit):
+    measured = {n: read_nccl_tests(TRACES / f"collectives/a100_allreduce_{n}gpus.csv") for n in (2, 4, 8)}
+    model = find_cluster("dgx-a100")
+    if fit:
+        model = calibrate(model, measured[2] + measured[8], "2 and 8 GPUs")
+    long = [one for one in measured[4] if one.nbytes >= 8e6]
+    errors = np.array([model.all_reduce_ns(one.nbytes, 4) / one.time_ns - 1 for one in long])
+
+    assert len(long) == 2 * 1017
+    assert np.median(np.abs(errors)) <= 0.015
+    assert np.abs(errors).max() <= 0.17
+
+
+# Times of collectives from a network simulator: which they are, whose they are, what is refused
+
+
+SIMULATED = "rank,node,duration_ns\n"
+
+
+def log(*events):
+    return "".join(
+        f"[2026-01-01 00:00:00.000] [workload] [debug] {what},sys->id={rank}, tick={tick}, node->id={node}, "
+        f"node->name={name}, node->type=7\n"
+        for what, rank, tick, node, name in events
+    )
+
+
+def one_rank():
+    #  stream 7  |k 10|      |end 5|        link  |all-reduce 40|all-gather 20|
+    graph = Graph()
+    k = put(graph, "k", "stream 7", 10)
+    first = put(graph, "all-reduce", "link", 40, after=[k])
+    second = put(graph, "all-gather", "link", 20)
+    put(graph, "end", "stream 7", 5, after=[second])
+    return graph, first.ids[0], second.ids[0]
+
+
+def two_ranks():
+    #  rank 0 stream   |k 10|arrive|      |all-reduce 40|
+    #  rank 1 stream   |k 30       |arrive|all-reduce 40|
+    graph = Graph()
+    arrivals, transfers = [], []
+    for rank, time in ((0, 10), (1, 30)):
+        lane = f"rank {rank} stream 7"
+        graph.add_lane(Lane(lane, rank=rank, on_device=True))
+        graph.insert("k", kind="kernel", lane=lane, duration_ns=time)
+        arrivals.append(graph.insert("arrival", kind="collective", lane=lane, duration_ns=0))
+    hub = put(graph, "last arrival", "joined", 0, after=arrivals)
+    for rank in (0, 1):
+        lane = f"rank {rank} stream 7"
+        transfers.append(
+            graph.insert("all-reduce", kind="collective", lane=lane, duration_ns=40, after=[hub])
+        )
+    return graph, transfers[0].ids[0], transfers[1].ids[0]
+
+
+def give(graph, folder, text):
+    (folder / "times").write_text(text)
+    collective_times(graph, collective_times=str(folder / "times"))
+
+
+def test_a_table_gives_durations(tmp_path):
+    graph, first, _ = one_rank()
+    give(graph, tmp_path, f"{SIMULATED}0,{node_of(first)},100\n")
+    assert simulate(graph).makespan_ns == 10 + 100 + 20 + 5
+    assert any("1 of 2 collectives take" in note for note in graph.facts.notes)
+
+
+def test_a_log_counts_from_the_last_rank_that_issues_to_the_last_that_is_done(tmp_path):
+    #  one file used for two ranks: issued at 1,000 and 1,500, done at 1,700
+    graph, first, _ = one_rank()
+    node = node_of(first)
+    text = log(
+        ("issue", 0, 1_000, node, "all-reduce"), ("issue", 1, 1_500, node, "all-reduce"),
+        ("callback", 0, 1_690, node, "all-reduce"), ("callback", 1, 1_700, node, "all-reduce"),
+    )  # fmt: skip
+    give(graph, tmp_path, "other lines\n" + text)
+    assert simulate(graph).makespan_ns == 10 + 200 + 20 + 5
+
+
+def test_waiting_for_a_peer_is_not_counted_as_transfer(tmp_path):
+    #  rank 0 issues at 10 and waits for rank 1, which does at 30; both are done at 130
+    graph, *tasks = two_ranks()
+    nodes = [node_of(task) for task in tasks]
+    text = log(
+        ("issue", 0, 10, nodes[0], "all-reduce"), ("issue", 1, 30, nodes[1], "all-reduce"),
+        ("callback", 0, 130, nodes[0], "all-reduce"), ("callback", 1, 130, nodes[1], "all-reduce"),
+    )  # fmt: skip
+    give(graph, tmp_path, text)
+    assert [int(graph.columns["duration_ns"][task]) for task in tasks] == [100, 100]
+    assert simulate(graph).makespan_ns == 30 + 100
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no times of collectives"),
+        ("rank,node,duration_ns\n", "no times of collectives"),
+        ("hello\nworld\n", "no times of collectives"),
+        (SIMULATED + "0,3\n", "line 2: three whole numbers"),
+        (SIMULATED + '0,3,"1,200"\n', "line 2: three whole numbers"),
+        (SIMULATED + "0,3,-5\n", "line 2: three whole numbers"),
+        (SIMULATED + "0,3,1e9\n", "line 2: three whole numbers"),
+        (SIMULATED + "0,3,nan\n", "line 2: three whole numbers"),
+        (SIMULATED + "0,3,5\n0,3,6\n", "line 3: node 3 of rank 0 is there twice"),
+        (SIMULATED + f"0,3,{10**17}\n", "too long to be simulated"),
+        (SIMULATED + f"0,{'9' * 5000},4\n", "line 2: three whole numbers"),
+        (log(("issue", 0, 5, 3, "a")), "1 collectives do not end"),
+        (log(("callback", 0, 5, 3, "a")), "was not issued"),
+        (log(("issue", 0, 5, 3, "a"), ("issue", 0, 6, 3, "a")), "is logged twice"),
+    ],
+)
+def test_what_is_no_table_and_no_log_is_told_in_a_line(text, said, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DaydreamError, match=said) as error:
+        read_simulated_times(tmp_path / "t.csv")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "given"), [("missing", None), ("bytes", b"\xff\xfe\x00\x80")])
+def test_what_cannot_be_read_is_told_in_a_line(name, given, tmp_path):
+    path = tmp_path / name
+    if given is not None:
+        path.write_bytes(given)
+    with pytest.raises(DaydreamError, match=r"no such file|cannot be read"):
+        read_simulated_times(path)
+
+
+def test_a_file_of_another_graph_is_refused(tmp_path):
+    graph, first, _ = one_rank()
+    with pytest.raises(GraphError, match="is no collective of this graph"):
+        give(graph, tmp_path, f"{SIMULATED}0,{node_of(first) + 1},100\n")
+    node = node_of(first)
+    with pytest.raises(GraphError, match="no collective of this graph"):
+        give(graph, tmp_path, log(("issue", 0, 1, node, "other"), ("callback", 0, 2, node, "other")))

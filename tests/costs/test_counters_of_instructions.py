@@ -8,13 +8,12 @@ import json
 
 import pytest
 from shared import shared_trace
-from test_counter_files import attached, axpy, kernels, long_table, read
+from test_counters import attached, axpy, kernels, long_table, read
 
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import Totals, read_counted
 from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
-from daydream.costs.counters.quantities import quantities_of
-from daydream.costs.workload.counters import conflict_share, counted_work
+from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
 
 HIST = (
@@ -74,14 +73,6 @@ def test_an_opcode_mix_tells_flop_by_warps_and_shapes(tmp_path):
     assert one.amounts["float32_flop"] == 256
     assert one.amounts["matrix_flop"] == 8_192
     assert (one.amounts["shared_instructions"], one.amounts["memory_instructions"]) == (1, 2)
-
-
-def test_instructions_of_threads_count_32_for_one_of_a_warp(tmp_path):
-    by_threads = HIST.replace("instructions 10", "instructions 320")
-    for count in (4, 2, 1):
-        by_threads = by_threads.replace(f" = {count}\n", f" = {32 * count}\n")
-    (warps,), (threads,) = read(tmp_path, HIST), read(tmp_path, "COUNT_WARP_LEVEL = 0\n" + by_threads)
-    assert threads.amounts == warps.amounts
 
 
 @pytest.mark.parametrize(
@@ -249,15 +240,3 @@ def test_no_cut_of_them_is_more_than_one_line(tmp_path, whole):
             read(tmp_path, whole[:end])
         except FileError as error:
             assert "\n" not in str(error)  # noqa: PT017 - some cuts are whole files
-
-
-def test_the_share_of_conflicts_by_hand():
-    nvidia = quantities_of({
-        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 250.0, "sm__cycles_elapsed.avg": 100.0,
-    })  # fmt: skip
-    assert conflict_share(nvidia, 10) == 0.25
-    amd = quantities_of({"SQ_LDS_BANK_CONFLICT": 30.0, "GRBM_GUI_ACTIVE": 10.0})
-    assert conflict_share(amd, 30) == 0.1
-    assert conflict_share(quantities_of({"LDSBankConflict": 12.5}), 1) == 0.125
-    assert conflict_share(quantities_of({"SQ_LDS_BANK_CONFLICT": 30.0}), 30) is None
-    assert conflict_share(quantities_of({"LDSBankConflict": 250.0}), 1) == 1  # never more than all of it

@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 from graph.small_graphs import kernels
 from shared import shared_replay
-from work_traces import Call, graph_of
 
 import daydream
-from daydream.costs import find_device, is_matrix, retime, work
+from daydream.costs import is_matrix, work
 from daydream.costs.contention import measured_contention
 from daydream.costs.device.launch_grids import _Kernels
 from daydream.costs.device.roofline import Change
-from daydream.costs.operators import operator, operators_that, rows
-from daydream.model.saved_tensors import BEHIND, _count, _when
+from daydream.costs.operators import operator, rows
+from daydream.model.saved_tensors import BEHIND, _when
 
 torch = pytest.importorskip("torch")
 TABLE = Path(daydream.__file__).parent / "costs" / "operators.tsv"
@@ -122,26 +121,6 @@ def test_what_torch_counts_flop_of_multiplies_matrices():
     assert not [name for name in names if not operator(f"aten::{name}").is_matrix]
 
 
-def test_products_of_libraries_are_products():
-    pattern = operators_that(lambda op: op.is_matrix)
-    for name in ("aten::_scaled_mm", "flash_attn::_flash_attn_forward", "transformer_engine::te_gemm"):
-        assert re.search(pattern, name)
-        assert operator(name).is_matrix
-    assert not re.search(pattern, "aten::add_")
-
-
-def test_batch_norm_of_a_library_of_convolutions_is_no_product():
-    shapes = "8x4x4x4 4 4"
-    norm = Call("aten::mine", shapes, "cudnn::bn_fw_tr_1C11_kernel_NCHW 10_000_000")
-    product = Call("aten::mine", shapes, "volta_sgemm_64x64 10_000_000")
-    graph = graph_of(norm, product)
-    work = kernels(graph)
-    assert is_matrix(graph, work).tolist() == [False, True]
-    # It streams: T4 to V100 goes by bandwidth, 320 and 900 GB/s, not by arithmetic, 8.1 and 15.7 TFLOP/s.
-    slower = retime(graph, work, device=find_device("t4")).duration_ns / 10_000_000
-    assert slower[0] == pytest.approx(900 / 320, rel=0.01)
-
-
 TRACES = (
     "kineto/h100_bert_small_inference.json.gz", "kineto/a100_resnet_ddp_rank0of2.json.gz",
     "kineto/h100_vit_inference.json.gz", "kineto/v100_resnet50_loader_workers_0.json.gz",
@@ -170,36 +149,6 @@ def test_no_table_is_read_at_a_start():
         "assert not operators.rows.cache_info().currsize + kernel_names._classes.cache_info().currsize"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-CASES: dict[str, tuple[Callable[[Any, Any], Any], tuple[int, ...]]] = {
-    "product": (lambda t, x: t.mm(x, x), (8, 8)),
-    "added product": (lambda t, x: t.addmm(x, x, x), (8, 8)),
-    "convolution": (lambda t, x: t.nn.functional.conv2d(x, x), (4, 4, 3, 3)),
-    "layer norm": (lambda t, x: t.nn.LayerNorm(8)(x), (4, 8)),
-    "batch norm": (lambda t, x: t.nn.BatchNorm2d(4)(x), (2, 4, 8, 8)),
-    "group norm": (lambda t, x: t.nn.GroupNorm(2, 4)(x), (2, 4, 8, 8)),
-    "gelu": (lambda t, x: t.nn.functional.gelu(x), (4, 8)),
-    "relu": (lambda t, x: x.relu(), (4, 8)),
-    "softmax": (lambda t, x: x.softmax(-1), (4, 8)),
-    "pooling": (lambda t, x: t.nn.functional.max_pool2d(x, 2), (2, 4, 8, 8)),
-    "attention": (lambda t, x: t.nn.functional.scaled_dot_product_attention(x, x, x), (1, 2, 8, 16)),
-    "sum": (lambda t, x: x + x, (4, 8)),
-    "transposed": (lambda t, x: x.t(), (4, 8)),
-    "mean": (lambda t, x: x.mean(), (4, 8)),
-    "both": (lambda t, x: x * x.detach().requires_grad_(), (4, 8)),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_node_saves_as_many_tensors_as_hooks_see(case):
-    t = torch
-    call, shape = CASES[case]
-    x = t.randn(shape, requires_grad=True)
-    saved = []
-    with t.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
-        node = call(t, x).grad_fn
-    assert _count(node.name()) == len(saved)
 
 
 LAST: dict[

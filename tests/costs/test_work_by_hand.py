@@ -1,13 +1,24 @@
-"""FLOP and elements of every operator family, counted by hand."""
+"""FLOP, bytes and overheads of calls, counted by hand."""
 
 import json
 
 import pytest
+from daydream.optimizations._layers import add_layers, remove_layers
+from graph.small_graphs import kernels
 from shapes import dims
+from work_traces import Call, Kernel, graph_of
 
+from daydream import simulate
+from daydream.costs import scaled_time, work
 from daydream.costs.operators import rows
 from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
+from daydream.errors import NoMatchError
+from daydream.graph.graph import Graph
+from daydream.model.parameters import graph_walks
+
+# FLOP and elements of every operator family, counted by hand
+
 
 N = 2 * 3 * 4 * 4  # elements of the small images below
 K = 5 * 3 * 3 * 3  # of the small weight
@@ -173,3 +184,125 @@ def test_bytes_need_the_element_type():
     assert amount.nbytes(4) == 35
     assert amount.nbytes(None) is None
     assert Amount("gather", 0, None).nbytes(4) is None
+
+
+# Which kernels do an operator call's work
+
+
+MM = "64x32 32x16"
+MM_FLOP = 2 * 64 * 32 * 16
+MM_BYTES = 4 * (64 * 32 + 32 * 16 + 64 * 16)
+
+
+def by_name(graph, values):
+    return dict(zip(kernels(graph).name.tolist(), values.tolist(), strict=True))
+
+
+def flop(graph):
+    return by_name(graph, work(graph, kernels(graph)).flop)
+
+
+def test_kernels_that_share_a_call_share_its_work_by_time():
+    work = [Kernel("dgrad2d", 3000), Kernel("wgrad2d", 1000), Kernel("nchwToNhwcKernel", 8000)]
+    shapes = "2x5x2x2 2x3x4x4 5x3x3x3 - -"
+    graph = graph_of(Call("aten::convolution_backward", shapes, work))
+    both = 2 * 2 * 8 * 135
+    assert flop(graph) == {"dgrad2d": 3 * both // 4, "wgrad2d": both // 4, "nchwToNhwcKernel": -1}
+
+
+def test_bytes_follow_the_element_type_and_a_list_takes_it_from_the_kernel():
+    graph = graph_of(Call("aten::mm", MM, "hgemm 1_000", dtype="float16"))
+    assert work(graph, kernels(graph)).nbytes.tolist() == [MM_BYTES // 2]
+    untyped = graph_of(Call("aten::cat", [[[6, 4], [2, 4]], []], "CatArray 50", dtype=None))
+    assert work(untyped, kernels(untyped)).nbytes.tolist() == [-1]
+
+
+def test_cpu_operators_do_their_own_work_and_none_where_a_gpu_does_it():
+    on_cpu = graph_of(Call("aten::mm", MM, tail_ns=50_000), device=None)
+    done = work(on_cpu, on_cpu.select(kind="cpu"))
+    assert done.flop[done.flop >= 0].sum() == MM_FLOP
+    on_gpu = graph_of(Call("aten::mm", MM, "sgemm 1_000", tail_ns=50_000))
+    assert (work(on_gpu, on_gpu.select(kind="cpu")).flop == -1).all()
+
+
+# Autograd's walks over its graph: which gaps they are in, and that fewer layers have shorter ones
+
+
+NODE = "autograd::engine::evaluate_function: "
+
+#  main  |a 5|b 5|loss 3|counts 8|loss' 1|b' 4|a' 4|a: grad 2|frees 12|update 7|     a step: 51
+BEFORE, BEHIND, STEP = 8, 12, 51
+
+
+def two_blocks(steps=1, passes=1, *, backward_lane="main"):
+    graph = Graph()
+
+    def add(name, phase, ns, layer=None, gap=0):
+        lane = backward_lane if phase == "backward" else "main"
+        where = {"phase": phase, "layer": layer, "step": number}
+        graph.insert(name, kind="cpu", lane=lane, duration_ns=ns, gap_ns=gap, **where)
+
+    for number in range(steps):  # noqa: B007 - `add` reads it
+        for _ in range(passes):
+            add("f", "forward", 5, "blocks.0")
+            add("f", "forward", 5, "blocks.1")
+            add("loss", "loss", 3, gap=BEFORE)
+            add(f"{NODE}LossBackward", "backward", 1)
+            add(f"{NODE}MmBackward", "backward", 4, "blocks.1")
+            add(f"{NODE}MmBackward", "backward", 4, "blocks.0")
+            add(f"{NODE}AccumulateGrad", "backward", 2, gap=BEHIND)
+        add("update", "optimizer", 7)
+    return graph
+
+
+def test_a_pass_is_walked_before_its_first_node_and_behind_its_last():
+    assert simulate(two_blocks()).makespan_ns == STEP
+    for steps, passes in ((1, 1), (2, 1), (1, 2), (2, 3)):
+        walks = graph_walks(two_blocks(steps, passes))
+        assert walks.name.tolist() == ["loss", f"{NODE}AccumulateGrad"] * steps * passes
+        assert walks.gap_ns.tolist() == [BEFORE, BEHIND] * steps * passes
+
+
+def test_a_layer_less_has_shorter_walks_and_one_more_longer_ones():
+    fewer, more = two_blocks(), two_blocks()
+    remove_layers(fewer, layers="blocks.1")  # a forward task and one node of four
+    assert simulate(fewer).makespan_ns == STEP - 5 - 4 - (BEFORE + BEHIND) // 4
+    add_layers(more, layers="blocks.1")
+    assert simulate(more).makespan_ns == STEP + 5 + 4 + (BEFORE + BEHIND) // 4
+
+
+# Durations when work is multiplied: what grows and what stays
+
+
+def times(graph, factor):
+    tasks = graph.select(kind="cpu")
+    new = scaled_time(graph, tasks, factor).duration_ns
+    return {name: new[tasks.name == name].tolist() for name in set(tasks.name)}
+
+
+def mm(n, ns):
+    return Call("aten::mm", [[n, 64], [64, 64]], tail_ns=ns)
+
+
+def test_an_operators_overhead_is_read_off_its_calls_of_several_sizes():
+    # 10 us and 1 us a row
+    graph = graph_of(mm(10, 20_000), mm(100, 110_000), device=None)
+    assert times(graph, 2)["aten::mm"] == [30_000, 210_000]
+    assert times(graph, 0.5)["aten::mm"] == [15_000, 60_000]
+    assert times(graph, 1)["aten::mm"] == [20_000, 110_000]
+    assert scaled_time(graph, graph.select(kind="cpu"), 2).coverage == {"cpu line": 130_000}
+
+
+def test_kernels_keep_their_floor_and_each_task_can_have_its_factor():
+    tiny = Call("aten::add", "8 8 -", "tiny 2_000")
+    large = Call("aten::add", [[2**24], [2**24], []], "large 302_000")
+    graph = graph_of(*[tiny] * 40, large, large)
+    kernels = graph.select(kind="kernel", name="large")
+    assert scaled_time(graph, kernels, [2.0, 1.0]).duration_ns.tolist() == [602_000, 302_000]
+    tinies = graph.select(kind="kernel", name="tiny")
+    assert set(scaled_time(graph, tinies, 8).duration_ns.tolist()) == {2_000}
+
+
+def test_nothing_selected_is_an_error():
+    with pytest.raises(NoMatchError):
+        scaled_time(graph_of(mm(10, 20_000), device=None), Graph().tasks([]), 2)

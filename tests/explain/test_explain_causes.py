@@ -1,11 +1,9 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from graph.jobs import job
-from graph.small_traces import call, kernel, launched, note, op, trace
+from graph.small_traces import rows, trace
 from machine.programs import PROGRAMS
 from shared import shared_replay
 from view_text import view_text
@@ -24,13 +22,13 @@ KERNELS = PathCause.KERNELS
 STEPS = 4
 
 
-def repeated(rows_of_step, length):
-    """Return a trace of steps of this length in us; `rows_of_step` gets the start and a first number.
+def repeated(text, length):
+    """Return a trace of steps of this length in us, each with these rows.
 
     It is of no profiler that is known to cost anything: figures are those of the recorded step.
     """
-    rows = [rows_of_step(length * n, 10 * n + 1) for n in range(STEPS)]
-    return trace(rows, steps=tuple(length * n for n in range(STEPS + 1)), profiler="by hand")
+    found = rows(text, times=STEPS, every=length, ids=10)
+    return trace(found, steps=tuple(length * n for n in range(STEPS + 1)), profiler="by hand")
 
 
 def causes(explanation):
@@ -44,18 +42,18 @@ def found(explanation, sort):
 #  thread 1  |launch 5|launch 5|sync ................ 2|load 32|      a step: 6 + 60 + 2 + 32 = 100
 #  stream 7     +6 |k 60                              |
 #  stream 8           +6 |side 40       |
-def two_streams(at, number, side="kernel", side_ends=51.0, ends=66.0):
-    sync_ends = max(side_ends, ends) + 2
-    return [
-        launched("k", at, at + 6, at + ends, phase="forward"),
-        launched("side", at + 5, at + 11, at + side_ends, stream=8, kind=side, phase="forward"),
-        call("cudaDeviceSynchronize", at + 10, at + sync_ends),
-        op("load", at + sync_ends, at + sync_ends + 32, op="load", phase="data"),
-    ]
+TWO_STREAMS = """
+    launch k 0 6 66 phase=forward
+    launch side 5 11 51 stream=8 phase=forward
+    call cudaDeviceSynchronize 10 68
+    op load 68 100 op=load phase=data
+"""
+HIDDEN = TWO_STREAMS.replace("stream=8", "stream=8 kind=collective")
+EXPOSED = HIDDEN.replace("11 51", "11 91").replace(" 68 100", " 93 125").replace(" 68", " 93")
 
 
 def test_the_critical_path_adds_up_to_the_step():
-    explanation = daydream.explain(repeated(two_streams, 100))
+    explanation = daydream.explain(repeated(TWO_STREAMS, 100))
 
     assert causes(explanation) == {
         KERNELS: 60_000, "data loading": 32_000, "latency between lanes": 6_000, "synchronization": 2_000
@@ -64,17 +62,8 @@ def test_the_critical_path_adds_up_to_the_step():
     assert [each.share for each in explanation.causes] == [0.6, 0.32, 0.06, 0.02]
 
 
-def test_a_figure_names_the_tasks_it_was_read_from():
-    explanation = daydream.explain(repeated(two_streams, 100))
-    shares = {each.cause: each for each in explanation.causes}
-
-    assert shares[KERNELS].selected.name.tolist() == ["k"] * (STEPS - 1)  # the first step does not count
-    assert shares["data loading"].selected.name.tolist() == ["load"] * (STEPS - 1)
-    assert shares[KERNELS].selected.words == f"{KERNELS.label} on the critical path"
-
-
 def test_cpu_and_device_that_wait_for_each_other_take_turns():
-    explanation = daydream.explain(repeated(two_streams, 100))
+    explanation = daydream.explain(repeated(TWO_STREAMS, 100))
 
     # Without CPU: 6 + 60. The calls stand from 10, when they are entered, to 66.
     assert explanation.bound == "turns"
@@ -88,7 +77,7 @@ def test_cpu_and_device_that_wait_for_each_other_take_turns():
 
 
 def test_hidden_communication_is_said_to_be_hidden_and_by_what():
-    explanation = daydream.explain(repeated(lambda at, n: two_streams(at, n, side="collective"), 100))
+    explanation = daydream.explain(repeated(HIDDEN, 100))
     communication = explanation.communication
 
     assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (40_000, 0, 40_000)
@@ -99,10 +88,7 @@ def test_hidden_communication_is_said_to_be_hidden_and_by_what():
 
 
 def test_exposed_communication_saves_what_nothing_else_hides():
-    def step(at, number):
-        return two_streams(at, number, side="collective", side_ends=91.0)
-
-    explanation = daydream.explain(repeated(step, 125))
+    explanation = daydream.explain(repeated(EXPOSED, 125))
 
     # The collective runs from 11 to 91, 25 longer than the kernel beside it.
     assert causes(explanation)["exposed communication"] == 80_000
@@ -117,19 +103,17 @@ def test_exposed_communication_saves_what_nothing_else_hides():
 
 #  thread 1  |launch 5|.5.|2 copy_ |5 copy call (waits 33) 4|1|python 45|    6 + 40 + 1 + 3 + 4 + 1 + 45 = 100
 #  stream 7      +6 |k 40              |1|copy 3|
-def blocking_copy(at, number):
-    names = {"op": "aten::copy_", "phase": "forward"}
-    return [
-        launched("k", at, at + 6, at + 46, phase="forward"),
-        op("aten::copy_", at + 10, at + 55, layer="head", **names),
-        call("cudaMemcpyAsync", at + 12, at + 54, number + 1, layer="head", **names),
-        kernel("Memcpy DtoH (Device -> Pageable)", at + 47, at + 50, number + 1, kind="memcpy", bytes=4),
-        op("python", at + 55, at + 100, op="python", phase="other"),
-    ]
+BLOCKING_COPY = """
+    launch k 0 6 46 phase=forward
+    op aten::copy_ 10 55 layer=head op=aten::copy_ phase=forward
+    call cudaMemcpyAsync 12 54 correlation=2 layer=head op=aten::copy_ phase=forward
+    memcpy Memcpy DtoH (Device -> Pageable) 47 50 correlation=2 bytes=4
+    op python 55 100 op=python phase=other
+"""
 
 
 def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
-    explanation = daydream.explain(repeated(blocking_copy, 100))
+    explanation = daydream.explain(repeated(BLOCKING_COPY, 100))
 
     assert causes(explanation) == {
         "launch-bound CPU": 46_000, KERNELS: 40_000, "latency between lanes": 6_000,
@@ -147,34 +131,31 @@ def test_a_blocking_copy_is_named_with_operator_layer_and_what_it_would_save():
 
 
 def test_loading_that_is_waited_for_saves_what_workers_would_hide():
-    def step(at, number):
-        return [
-            op("next", at, at + 5000, op="next", phase="data"),
-            launched("k", at + 5000, at + 5006, at + 8000, phase="forward"),
-            call("cudaDeviceSynchronize", at + 5010, at + 8002),
-            op("rest", at + 8002, at + 10_000, op="rest", phase="other"),
-        ]
+    steps = """
+        op next 0 5000 op=next phase=data
+        launch k 5000 5006 8000 phase=forward
+        call cudaDeviceSynchronize 5010 8002
+        op rest 8002 10000 op=rest phase=other
+    """
 
-    explanation = daydream.explain(repeated(step, 10_000))
+    explanation = daydream.explain(repeated(steps, 10_000))
 
     assert causes(explanation)["data loading"] == 5_000_000
     cost = found(explanation, "data loading")
     assert cost.label == "next"
     assert cost.saving_ns == 5_000_000 - 1_500_000  # a batch is still fetched, in 1.5 ms
-    assert daydream.explain(repeated(step, 10_000), "dataloader").share("data loading") == 1.5 / 6.5
+    assert daydream.explain(repeated(steps, 10_000), "dataloader").share("data loading") == 1.5 / 6.5
 
 
 def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
     #  thread 1  |1|1|1 .. wait for room ..|1 .. wait ..|     4 launches of 1, 4 kernels of 10 a step
     #  stream 7     +6 |k 10|k 10|k 10|k 10|
-    def step(at, number):
-        return [
-            [call("cudaLaunchKernel", at + i, at + i + 1, number + i),
-             kernel("k", at + 6 + 10 * i, at + 16 + 10 * i, number + i)]
-            for i in range(4)
-        ]  # fmt: skip
+    each = "\n".join(
+        f"call cudaLaunchKernel {i} {i + 1} correlation={i}\nkernel k {begin} {begin + 10} correlation={i}"
+        for i, begin in enumerate(range(6, 46, 10))
+    )
 
-    graph = daydream.build(repeated(step, 40))
+    graph = daydream.build(repeated(each, 40))
     graph.select(kind="cpu").set(gap_ns=0)
     graph.queue_depth = {number: 8 for number, lane in enumerate(graph.lanes) if lane.on_device}
     explanation = daydream.explain(graph)
@@ -193,15 +174,13 @@ def test_a_full_launch_queue_is_told_as_queue_wait_not_as_cpu_work():
 
 
 def test_a_cpu_that_launches_slowly_is_launch_bound():
-    def step(at, number):
-        return [
-            [op("aten::add", at + 20 * i, at + 18 + 20 * i, op="aten::add", phase="forward"),
-             launched("k", at + 20 * i + 3, at + 20 * i + 9, at + 20 * i + 11, phase="forward",
-                      op="aten::add")]
-            for i in range(5)
-        ]  # fmt: skip
+    named = "op=aten::add phase=forward"
+    steps = "\n".join(
+        f"op aten::add {at} {at + 18} {named}\nlaunch k {at + 3} {at + 9} {at + 11} {named}"
+        for at in range(0, 100, 20)
+    )
 
-    explanation = daydream.explain(repeated(step, 100))
+    explanation = daydream.explain(repeated(steps, 100))
 
     assert explanation.bound == "CPU"
     assert explanation.device_busy_share == pytest.approx(0.1)
@@ -211,34 +190,15 @@ def test_a_cpu_that_launches_slowly_is_launch_bound():
     assert cost.saving_ns == alone.replayed_ns - alone.predicted_ns > 0.5 * explanation.replayed_ns
 
 
-def test_a_long_pause_is_told_with_what_its_absence_would_save():
-    def step(at, number):
-        return [
-            op("aten::add", at, at + 1000, op="aten::add", phase="forward"),
-            launched("k", at + 4000, at + 4006, at + 4010, phase="forward"),
-            op("rest", at + 4005, at + 5000, op="rest", phase="other"),
-        ]
-
-    explanation = daydream.explain(repeated(step, 5000))
-
-    cost = found(explanation, "idle gap")
-    assert (cost.cost_ns, cost.saving_ns) == (3_000_000, 3_000_000)
-    assert cost.best is None  # no change of the list removes it: a person has to look
-    assert "whatif scale" not in view_text(explanation)
-    assert "see what this thread does there" in " ".join(view_text(explanation).split())
-
-
 def test_work_between_batches_is_told_where_the_program_is_known():
-    line = "prepare.py(12): prepare"
+    line = "prepare.py(12):prepare"
+    steps = f"""
+        op aten::resize 0 60 op=aten::resize phase=other stack={line}
+        launch k 60 66 100 phase=forward
+        call cudaDeviceSynchronize 70 102
+    """
 
-    def step(at, number):
-        return [
-            op("aten::resize", at, at + 60, op="aten::resize", phase="other", stack=line),
-            launched("k", at + 60, at + 66, at + 100, phase="forward"),
-            call("cudaDeviceSynchronize", at + 70, at + 102),
-        ]
-
-    explanation = daydream.explain(repeated(step, 102))
+    explanation = daydream.explain(repeated(steps, 102))
 
     cost = found(explanation, "work between batches")
     assert (cost.cost_ns, cost.source) == (60_000, line)
@@ -246,13 +206,9 @@ def test_work_between_batches_is_told_where_the_program_is_known():
 
 
 def test_without_a_device_the_operators_are_the_causes():
-    def step(at, number):
-        return [
-            op("aten::mm", at, at + 90, op="aten::mm"),
-            op("aten::add", at + 90, at + 100, op="aten::add"),
-        ]
+    steps = "op aten::mm 0 90 op=aten::mm\nop aten::add 90 100 op=aten::add"
 
-    explanation = daydream.explain(repeated(step, 100))
+    explanation = daydream.explain(repeated(steps, 100))
 
     assert causes(explanation) == {"CPU operators": 100_000}
     assert [(part.name, part.ns) for part in explanation.causes[0].largest] == [
@@ -263,7 +219,7 @@ def test_without_a_device_the_operators_are_the_causes():
 
 
 def test_a_change_is_explained_on_top_of_itself():
-    recorded = repeated(two_streams, 100)
+    recorded = repeated(TWO_STREAMS, 100)
     explanation = daydream.explain(recorded, "scale", on="gpu", factor=0.5)
 
     # The kernels take 30 and 20, each behind its launch: 6 + 30 + 2 + 32.
@@ -295,34 +251,6 @@ def test_on_the_machine_shares_add_up_and_every_saving_is_a_what_if(name, tmp_pa
     text = view_text(explanation)
     assert text.isascii()
     assert "None" not in text
-
-
-def test_a_ranges_own_time_is_untraced_python_no_operator():
-    #  forward 0 .. 100, in it an operator of 40 us: 60 us of Python
-    explanation = daydream.explain(
-        repeated(lambda at, _: [note("forward", at, at + 100), op("aten::mm", at + 30, at + 70)], 100)
-    )
-    assert causes(explanation) == {PathCause.UNTRACED: 60_000, PathCause.OPERATORS: 40_000}
-
-
-def waits_for_the_other_rank(graph):
-    """Let rank 1's all-reduce take 60, and rank 0's next kernel wait for it."""
-    transfers = graph.select(kind="collective").where(lambda tasks: tasks.row >= 0)
-    other = transfers.where(lambda tasks: tasks.rank == 1)
-    other.scale(3)
-    kernels = graph.select(name="^k$").where(lambda tasks: tasks.rank == 0)
-    graph.link(other.ids[:-1], kernels.ids[1:])
-
-
-def test_communication_counts_collectives_of_other_ranks_that_the_step_waits_for():
-    #  rank 0  |k 50|1|reduce 20|          |1|k 50|1|...       a step of 50 + 1 + 60 + 1
-    #  rank 1  |k 50|1|reduce 60           |1|k 50|1|...
-    explanation = daydream.explain(daydream.replay(job(5, cpu=(10, 10))), waits_for_the_other_rank)
-    communication = explanation.communication
-
-    assert explanation.step_ns == 112_000
-    # Rank 0's steps end with its own 20, and 40 more of rank 1's pass before the next kernel.
-    assert (communication.total_ns, communication.exposed_ns, communication.hidden_ns) == (60_000, 60_000, 0)
 
 
 def answer(left):
@@ -359,36 +287,22 @@ def test_the_side_that_takes_nearly_as_long_alone_bounds_the_step(
     assert bounded(shares, without_cpu=without_cpu, without_device=without_device) == expected
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["h800_deepseek_train_dualpipe_rank0of64", "a100_ddp_rank0of2_record_param_comms"],
-)
-def test_sentence_table_and_ranking_say_the_same(name):
-    replay = shared_replay(f"formats/kineto_distributed/{name}.json.gz")
-    explanation = daydream.explain(replay)
-    ranking = daydream.rank(replay, ["amp"], pairs=0, with_curves=False)
-
-    assert ranking.bound == explanation.bound
-    opposite = {"GPU": "CPU", "CPU": "GPU"}.get(explanation.bound, "")
-    if explanation.bound_share(opposite) > 0.6:  # then the sentence says why
-        assert "the critical path runs" in verdict(explanation)
-
-
 V100 = {"devices": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
 
 
 def recorded(shapes, name="volta_sgemm_128x64_nn", **metadata):
     """Return steps of 600 us: a product of 1024 x 1024 matrices that takes 547 of them."""
-    rows = [
-        [
-            op("aten::mm", at, at + 20, op="aten::mm", shapes=shapes, dtype="float32"),
-            call("cudaLaunchKernel", at + 5, at + 10, number, op="aten::mm"),
-            kernel(name, at + 12, at + 559, number, op="aten::mm", dtype="float32"),
-            call("cudaDeviceSynchronize", at + 20, at + 600),
-        ]
-        for at, number in ((600 * step, step + 1) for step in range(STEPS))
-    ]
-    return trace(rows, steps=tuple(600 * step for step in range(STEPS + 1)), **metadata)
+    text = """
+        op aten::mm 0 20 op=aten::mm dtype=float32
+        call cudaLaunchKernel 5 10 correlation=1 op=aten::mm
+        kernel gemm 12 559 correlation=1 op=aten::mm dtype=float32
+        call cudaDeviceSynchronize 20 600
+    """
+    found = rows(text, times=STEPS, every=600, ids=1)
+    for each in found:
+        each["name"] = name if each["kind"] == "kernel" else each["name"]
+        each["shapes"] = shapes if each["kind"] == "operator" else None
+    return trace(found, steps=tuple(600 * step for step in range(STEPS + 1)), **metadata)
 
 
 def test_a_product_far_below_the_peak_is_told():
@@ -401,21 +315,6 @@ def test_a_product_far_below_the_peak_is_told():
     said = f"{100 * found.share_of_peak:.1f}% of the device's peak arithmetic"
     assert said in " ".join(beside(explanation))
     assert explanation.to_json()["kernels"] == [found.to_json()]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "metadata"),
-    [(None, V100), ("[[1024,1024],[1024,1024]]", {}), ("[[1024,512],[1024,1024]]", V100)],
-)
-def test_without_shapes_or_a_known_device_nothing_is_said(shapes, metadata):
-    assert daydream.explain(recorded(shapes, **metadata)).kernels == ()
-
-
-def test_kernels_of_a_public_trace_reach_a_part_of_the_peak():
-    explanation = daydream.explain(shared_replay("kineto/v100_resnet50_loader_workers_4.json.gz"))
-
-    assert {each.name for each in explanation.kernels} >= {"volta_scudnn"}
-    assert all(0.3 < each.share_of_peak <= 1 for each in explanation.kernels)
 
 
 @pytest.mark.parametrize(
@@ -440,35 +339,6 @@ TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resn
 def replay(request):
     name = request.param
     return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
-
-
-@pytest.fixture(scope="module")
-def ranking(replay):
-    return daydream.rank(replay, pairs=0, with_curves=False)
-
-
-def test_each_line_of_code_has_one_row(ranking):
-    lines = Counter(each.code for each in ranking.optimizations if each.code)
-    assert {line for line, rows in lines.items() if rows > 1} == set()
-    assert "restructured-batchnorm" not in {each.optimization for each in ranking.optimizations}
-
-
-def test_the_loader_is_ranked_with_the_workers_that_explain_asks_about():
-    replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
-    first = daydream.rank(replay, pairs=0, with_curves=False).optimizations[0]
-    assert (first.optimization, first.options) == ("dataloader", {"workers": 8})
-
-
-def test_what_the_recorded_script_cannot_have_is_left_out_with_the_reason():
-    replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
-    left_out = daydream.rank(replay, pairs=0, with_curves=False).left_out
-    for name in ("fused-cross-entropy", "foreach-optimizer"):
-        assert left_out[name].endswith("is for a GPU, and this trace has no GPU work")
-    assert "`rank --all`" in left_out["restructured-batchnorm"]
-    every = daydream.rank(replay, pairs=0, with_curves=False, every=True)
-    assert "foreach-optimizer" in {each.optimization for each in every.optimizations}
-    asked = [each.optimization for cost in daydream.explain(replay).avoidable for each in cost.whatifs]
-    assert not {"fused-cross-entropy", "foreach-optimizer"} & set(asked)
 
 
 def test_a_line_of_code_names_the_optimizer_of_the_script():

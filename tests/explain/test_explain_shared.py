@@ -104,28 +104,6 @@ def test_the_all_reduce_of_a_cpu_bound_step_is_hidden_behind_the_cpu():
     assert graphs.communication.exposed_ns > 0
 
 
-def test_small_batches_on_a_fast_gpu_are_launch_bound():
-    explanation = explained("kineto/h100_bert_small_inference.json.gz")
-    launch = found(explanation, "launch-bound CPU")
-
-    assert explanation.bound == "CPU"
-    assert explanation.device_busy_share < 0.1
-    assert launch.cost_ns > 0.9 * explanation.replayed_ns
-    assert launch.best.optimization == "cuda-graphs"
-    after = daydream.whatif(explanation.replay, "cuda-graphs")
-    assert launch.saving_ns == after.replayed_ns - after.predicted_ns > 0.5 * explanation.replayed_ns
-    assert explanation.without_device.saving_ns < 0.05 * explanation.replayed_ns
-
-
-def test_communication_beside_kernels_saves_less_than_its_share():
-    explanation = explained("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz")
-
-    assert explanation.share("exposed communication") > 0.5
-    assert explanation.without_communication.saving_ns < 0.5 * explanation.communication.exposed_ns
-    assert explanation.bound == "GPU"
-    assert "(then limited by other work)" in " ".join(view_text(explanation, verbose=True).split())
-
-
 def test_the_function_that_a_synchronization_stands_in_is_named_where_frames_were_recorded():
     explanation = explained("kineto/mi300x_bert_small_inference.json.gz")
     wait = found(explanation, "synchronization")

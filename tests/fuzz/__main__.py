@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "collect")]
+sys.path.insert(0, str(TESTS))
 
 from fuzz.running import main  # noqa: E402
 

@@ -8,6 +8,7 @@ import copy
 import gzip
 import json
 import random
+import re
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -24,69 +25,25 @@ from fuzz.damage import (
     written,
 )  # fmt: skip
 
-NAMES = [
-    "\x1b[31mred",
-    "\x1b[2J",
-    "",
-    *[
-        "aten::mm",
-        "aten::addmm",
-        "aten::linear",
-        "aten::view",
-        "aten::relu",
-        "aten::copy_",
-        "aten::item",
-        "aten::_foreach_add_",
-        "aten::native_layer_norm",
-        "aten::convolution",
-        "aten::softmax",
-        "aten::bmm",
-        "aten::scaled_dot_product_attention",
-        "aten::nll_loss_nd",
-        "aten::embedding",
-        "aten::dropout",
-        "aten::zero_",
-        "aten::empty",
-        "c10d::allreduce_",
-        "gloo:all_reduce",
-        "MmBackward0",
-        "torch::autograd::AccumulateGrad",
-        "record_param_comms",
-        "nccl:all_reduce",
-        "Optimizer.step#Adam.step",
-        "Optimizer.zero_grad#Adam.zero_grad",
-        "enumerate(DataLoader)#_Single.__next__",
-        "CompiledFunctionBackward",
-        "DistributedDataParallel.forward",
-        "FSDP::pre_backward",
-        "cudaLaunchKernel",
-        "cudaMemcpyAsync",
-        "cudaMemsetAsync",
-        "cudaStreamSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-        "cudaEventRecord",
-        "cudaStreamWaitEvent",
-        "cudaGraphLaunch",
-        "hipLaunchKernel",
-        "ampere_sgemm_32x32_tn",
-        "ncclDevKernel_AllReduce_Sum_f32",
-        "flash_fwd_kernel<bf16>",
-        "triton_poi_fused_0",
-        "cutlass_80_wmma_tensorop",
-        "multi_tensor_apply_kernel<float>",
-        "ncclDevKernel_SendRecv",
-    ],
-]
-SHAPES = (
-    [[64, 32], [32, 8]],
-    [[4]],
-    [[], [1]],
-    [[[2], [3]], [4]],
-    [[0, 5]],
-    [[2**31, 2**17]],
-    [[8, 3, 16, 16]],
+NAMES = """
+    aten::mm aten::addmm aten::linear aten::view aten::relu aten::copy_ aten::item aten::_foreach_add_
+    aten::native_layer_norm aten::convolution aten::softmax aten::bmm aten::scaled_dot_product_attention
+    aten::nll_loss_nd aten::embedding aten::dropout aten::zero_ aten::empty c10d::allreduce_ gloo:all_reduce
+    MmBackward0 torch::autograd::AccumulateGrad record_param_comms nccl:all_reduce Optimizer.step#Adam.step
+    Optimizer.zero_grad#Adam.zero_grad enumerate(DataLoader)#_Single.__next__ CompiledFunctionBackward
+    DistributedDataParallel.forward FSDP::pre_backward cudaLaunchKernel cudaMemcpyAsync cudaMemsetAsync
+    cudaStreamSynchronize cudaDeviceSynchronize cudaEventSynchronize cudaEventRecord cudaStreamWaitEvent
+    cudaGraphLaunch hipLaunchKernel ampere_sgemm_32x32_tn ncclDevKernel_AllReduce_Sum_f32
+    flash_fwd_kernel<bf16> triton_poi_fused_0 cutlass_80_wmma_tensorop multi_tensor_apply_kernel<float>
+    ncclDevKernel_SendRecv \x1b[31mred \x1b[2J
+""".split()
+SHAPES = json.loads(
+    "[[[64,32],[32,8]], [[4]], [[],[1]], [[[2],[3]],[4]], [[0,5]], [[2147483648,131072]], [[8,3,16,16]]]"
 )
+
+
+TESTS = Path(__file__).resolve().parents[1]
+SHARED = TESTS.parents[1] / "shared" / "traces"
 
 
 @dataclass(frozen=True)
@@ -104,10 +61,10 @@ class Case:
 @cache
 def recordings():
     """Return Kineto's JSON of a training loop and of programs of the machine model."""
-    from kineto_text import document, training
+    from graph.small_traces import kineto, training
     from machine.programs import PROGRAMS
 
-    found = [json.dumps(document(training(3))).encode()]
+    found = [_text(kineto(training(3)))]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("synchronizing", "multi_stream", "multi_thread", "graphs"):
             path = PROGRAMS[name]().run(steps=6).write(Path(folder) / f"{name}.json", 2, 4)
@@ -159,38 +116,43 @@ def sound():
 @cache
 def nsys_export():
     """Return a database of Nsight Systems with rows of every kind that is read."""
-    from nsys_database import allocation, call, copy, kernel, memset, range_, record, sync, write_export
+    from collect.nsys_database import write_export
 
-    calls = (
-        "cudaLaunchKernel_v7000",
-        "cudaMemcpyAsync_v3020",
-        "cudaStreamSynchronize_v3020",
-        "cudaEventRecord_v3020",
+    rows = """
+        RUNTIME cudaLaunchKernel_v7000 0 50 correlationId=0
+        KERNEL 20 220 correlationId=0
+        RUNTIME cudaMemcpyAsync_v3020 1000 1050 correlationId=10
+        MEMCPY 1020 1100 correlationId=10
+        RUNTIME cudaStreamSynchronize_v3020 2000 2050 correlationId=20
+        SYNCHRONIZATION 2020 2030 correlationId=20
+        RUNTIME cudaEventRecord_v3020 3000 3050 correlationId=30
+        CUDA_EVENT 0 0 correlationId=30 eventId=1
+        MEMSET 3200 3210 correlationId=40
+        NVTX_EVENTS aten::mm, seq 3, sizes [[2, 3]] 0 400
+        NVTX_EVENTS step 1 0 4990
+        CUDA_GPU_MEMORY_USAGE_EVENTS 10 0 address=512
+        CUDA_GPU_MEMORY_USAGE_EVENTS 3010 0 address=512 memoryOperationType=1
+    """
+    times = r"(?<= )(\d+) (\d+)(?=$| correlationId| address)"
+    text = "".join(
+        re.sub(
+            times,
+            lambda found, at=at: " ".join(str(int(each) + at) for each in found.groups()),
+            rows,
+            flags=re.MULTILINE,
+        )
+        for at in range(0, 30_000, 5_000)
     )
-    at = range(0, 30_000, 1_000)
-    tables = {
-        "RUNTIME": [call(n, n + 50, n // 100, calls[n // 1_000 % 4]) for n in at],
-        "KERNEL": [kernel(n + 20, n + 220, n // 100) for n in at[::4]],
-        "MEMCPY": [copy(n + 20, n + 100, n // 100, (1, 0, 2)) for n in at[1::4]],
-        "MEMSET": [memset(n + 20, n + 30, n // 100 + 1) for n in at[::8]],
-        "SYNCHRONIZATION": [sync(n + 20, n + 30, n // 100) for n in at[2::4]],
-        "CUDA_EVENT": [record(n // 100, 1, 7) for n in at[3::4]],
-        "NVTX_EVENTS": [range_(n, n + 9_990, f"step {n}") for n in at[::10]]
-        + [range_(n, n + 400, "aten::mm, seq = 3, sizes = [[2, 3]]") for n in at],
-        "CUDA_GPU_MEMORY_USAGE_EVENTS": [
-            allocation(n, 512, address=n % 3_000, memoryOperationType=n // 5_000 % 2) for n in at
-        ],
-        "TARGET_INFO_GPU": [{"cuDevice": 0, "name": "A", "totalMemory": 2**35, "smCount": 8, "clockRate": 9}],
-        "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18}],
-    }
+    about = {"cuDevice": 0, "name": "A", "totalMemory": 2**35, "smCount": 8, "clockRate": 9}
+    more = {"TARGET_INFO_GPU": [about], "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18}]}
     with tempfile.TemporaryDirectory() as folder:
-        return write_export(Path(folder) / "t.sqlite", tables).read_bytes()
+        return write_export(Path(folder) / "t.sqlite", text, **more).read_bytes()
 
 
 @cache
 def rocpd_database():
     """Return a database of rocprofv3."""
-    from rocpd_sample import write_rocpd
+    from collect.rocprof_files import write_rocpd
 
     with tempfile.TemporaryDirectory() as folder:
         return write_rocpd(Path(folder) / "t.db").read_bytes()
@@ -249,6 +211,40 @@ def kineto(chance):
     return Case("kineto", files, command(next(iter(files)), chance))
 
 
+SMALL = """
+    kineto/a100_event_sync_multi_stream kineto/mi250_toy_training kineto/mi300x_torch_compile_triton
+    kineto/vllm_decode_graph_replay kineto/gpu_user_annotation kineto/v100_dlrm_4_of_8_ranks/rank0
+    odd/triton_example odd/backward_thread odd/stream_wait_resolved odd/pytorch_execution_trace_not_kineto
+""".split()
+
+
+def public(chance):
+    """Real traces with changed bytes or values, rows in another order, twice, or at other times."""
+    path = SHARED / f"{chance.choice(SMALL)}.json.gz"
+    if not path.exists():
+        return kineto(chance)
+    text = gzip.decompress(path.read_bytes())
+    if chance.random() < 0.3:
+        content = chance.choice((bytes_changed(text, chance), bytes_changed(gzip.compress(text, 1), chance)))
+    else:
+        document = tree_changed(json.loads(text), chance) if chance.random() < 0.5 else json.loads(text)
+        events = document if isinstance(document, list) else document.setdefault("traceEvents", [])
+        if isinstance(events, list) and events:
+            events += [copy.deepcopy(chance.choice(events)) for _ in range(len(events) // 3)]
+            chance.shuffle(events)
+            for event in chance.sample(events, len(events) // 20):
+                if isinstance(event, dict) and isinstance(event.get("ts"), int | float):
+                    event["ts"] += chance.choice((-1e15, -1e4, -1, 0.5, 1, 1e4, 1e15, 9e15))
+        content = _text(document)
+    return Case("public", {"t.json": content}, ["import", "t.json", "-o", "out.parquet"])
+
+
+def executorch(chance):
+    """An ETDump with changed bytes, cut off or whole."""
+    content = (TESTS / "collect" / "executorch" / "xnnpack.etdp").read_bytes()
+    return Case("executorch", {"t.etdp": bytes_changed(content, chance)}, command("t.etdp", chance))
+
+
 def encoded(chance):
     """Text in other encodings, gzip within gzip, other formats, nothing at all."""
     text = json.dumps(small(chance), ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -271,8 +267,8 @@ def ranks(chance):
 
 def vendors(chance):
     """Exports of Nsight Systems, files of rocprofv3 and of JAX with something wrong, or nothing."""
-    from rocprof_text import AGENTS, CALLS, COPIES, KERNELS_NEW, KERNELS_OLD, process
-    from xspace import training
+    from collect.rocprof_files import AGENTS, CALLS, COPIES, KERNELS_NEW, KERNELS_OLD, process
+    from collect.xspace import training
 
     kind = chance.choice(("nsys", "nsys", "rocprof", "rocpd", "xplane", "rocprof-csv"))
     if kind == "rocprof-csv":
@@ -434,55 +430,18 @@ def counters(chance):
 # -- options, and files of a user's own ------------------------------------------------------------------
 
 
-OPTIONS = [
-    "--trace",
-    "--json",
-    "--html",
-    "-o",
-    "--top",
-    "--pairs",
-    "--table",
-    "--steps",
-    "--step-marker",
-    "--contention",
-    "--engine",
-    "--workers",
-    "--set",
-    "--sort",
-    "--jitter",
-    "--straggler",
-    "--seed",
-    "--whatif",
-    "--force",
-    "--help",
-    "--no-curves",
-    "--ranks",
-    "--max-unpacked",
-    "--factor",
-    "--on",
-    "--plot",
-    "--debug",
-    "--",
-]
+OPTIONS = """
+    --trace --json --html -o --top --pairs --table --steps --step-marker --contention --engine --workers --set
+    --sort --jitter --straggler --seed --whatif --force --help --no-curves --ranks --max-unpacked --factor --on
+    --plot --debug --
+""".split()
 VALUES = (
     *NUMBERS, *WORDS, "a" * 5000, "\udc80",
     *["t.parquet", "missing", "/dev/null", "/dev/zero", ".", "out.parquet", "0.5,0.8", "factor=1,2", "factor=1,...,9", "scale", "amp+", "+", "local", "2:1"],
 )  # fmt: skip
-COMMANDS = [
-    "info",
-    "replay",
-    "explain",
-    "rank",
-    "whatif",
-    "scaling",
-    "compare",
-    "sweep",
-    "import",
-    "x",
-    "collect",
-    "confirm",
-    "calibrate",
-]
+COMMANDS = """
+    info replay explain rank whatif scaling compare sweep import x collect confirm calibrate
+""".split()
 
 
 def values(chance):
@@ -515,22 +474,9 @@ SELECTS = (
     "graph.select(name='a')", "graph.select(phase='backward')", "graph.select(kind='cpu').last()",
     "graph.select(kind='x')", "graph.select(name='(')", "graph.select(layer=3)", "graph.select(on=None)",
 )  # fmt: skip
-ODD = [
-    "0",
-    "-1",
-    "1e300",
-    "float('nan')",
-    "float('inf')",
-    "2**62",
-    "2**70",
-    "'a'",
-    "None",
-    "[]",
-    "1e-300",
-    "0.5",
-    "-0.5",
-    "2",
-]
+ODD = """
+    0 -1 1e300 float('nan') float('inf') 2**62 2**70 'a' None [] 1e-300 0.5 -0.5 2
+""".split()
 EDITS = (
     ".scale({})", ".set(duration_ns={})", ".set(gap_ns={})", ".remove()", ".head({}).remove()", ".where(name={})", ".set(name={})",
     ".total({})", ".runs({}, of='bytes')", ".group_by({})", ".first()", ".set(lane={})",
@@ -575,7 +521,7 @@ def measured_times(chance):
 
 
 MAKERS = {
-    kineto: 45, encoded: 5, ranks: 6, vendors: 36, parquet: 32, counters: 16, values: 10, words: 3, own_file: 6, measured_times: 2,
+    kineto: 40, public: 10, executorch: 3, encoded: 5, ranks: 6, vendors: 36, parquet: 32, counters: 16, values: 10, words: 3, own_file: 6, measured_times: 2,
 }  # fmt: skip
 
 

@@ -2,27 +2,8 @@
 
 from functools import cache
 
-NUMBERS = (
-    "",
-    *[
-        "0",
-        "1",
-        "2",
-        "0.5",
-        "-1",
-        "1e-300",
-        "1e300",
-        "nan",
-        "inf",
-        "1e18",
-        "2147483647",
-        "99999999999999999999",
-    ],
-)
-WORDS = (
-    "\x1b[31m",
-    *["a100", "h100", "cpu", "gpu", "none", ".*", "(", "kernel", "*", "float16", "off", "1,2", "nvlink"],
-)
+NUMBERS = " 0 1 2 0.5 -1 1e-300 1e300 nan inf 1e18 2147483647 99999999999999999999".split(" ")
+WORDS = "\x1b[31m a100 h100 cpu gpu none .* ( kernel * float16 off 1,2 nvlink".split()
 SANE = ["1", "2", "4", "8", "0.5", "1.5", "10", "100"]
 ASK = {  # TRACE, OTHER, NAME and CHANGED stand for what each case fills in, and how often each is asked
     "info TRACE": 4, "replay --trace TRACE": 4, "replay --trace TRACE -o out.json.gz": 2,

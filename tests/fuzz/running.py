@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from fuzz.cases import case_of, sound
 
 RANK_SECONDS = 40  # fifty what-ifs
@@ -83,10 +84,27 @@ def judged(case, code, shown, told):
         from daydream.trace.trace import Trace
 
         try:
-            Trace.load("out.parquet")
+            promised(Trace.load("out.parquet"))
         except Exception as error:
             return f"damaged output: {error}"
     return "refused" if code else "answered"
+
+
+def promised(trace):
+    """Check what every trace promises, whatever the file was like."""
+    start, duration, parent = (
+        np.asarray(trace[name], np.int64) for name in ("start_ns", "duration_ns", "parent")
+    )
+    assert len(trace)
+    assert start.min() >= 0
+    assert duration.min() >= 0
+    assert all(trace[name].max() < len(trace.text(name)) for name in trace.texts)
+    assert (np.asarray(trace["step"]) < len(trace.metadata["steps"])).all()
+    host = trace.is_kind("operator", "annotation", "runtime") & (parent >= 0)
+    inner, outer = np.flatnonzero(host), parent[host]
+    assert (start[inner] >= start[outer]).all()
+    assert ((start + duration)[inner] <= (start + duration)[outer]).all()
+    assert (trace["tid"][inner] == trace["tid"][outer]).all()
 
 
 def _child(numbers, seed, lines):

@@ -31,7 +31,12 @@ def long_launch_trace():
     #  stream 7                                                         |k 10|
     usual = [launched(f"k{n}", 20 * n, 20 * n + 6, 20 * n + 10) for n in range(5)]
     return trace(
-        usual, call("cudaLaunchKernel", 100, 400, 9), kernel("k", 401, 411, 9), op("after", 400, 405)
+        usual,
+        """
+            call cudaLaunchKernel 100 400 correlation=9
+            kernel k 401 411 correlation=9
+            op after 400 405
+        """,
     )
 
 
@@ -100,8 +105,10 @@ def unlaunched_trace():
     #  stream 7  |a 100      |              |c 100: 142 to 242|
     #  stream 8              |b: 102 to 140|                  |b: 244 to 282|
     return trace(
-        kernel("a", 0, 100),
-        kernel("b", 102, 140, stream=8),
-        kernel("c", 142, 242),
-        kernel("b", 244, 282, stream=8),
+        """
+            kernel a 0 100
+            kernel b 102 140 stream=8
+            kernel c 142 242
+            kernel b 244 282 stream=8
+        """,
     )

@@ -1,9 +1,13 @@
-"""Traces small enough to write down, row by row; times in microseconds.
+"""The one builder of traces that are written down row by row, as text or by functions; times in microseconds.
 
-Who encloses whom is told by the times, who launched what by the correlation, and the
-step of a row by where it (or its launch) begins.
+`trace` makes a trace of the rows: who encloses whom is told by the times, who launched what by the
+correlation, and the step of a row by where it (or its launch) begins. `kineto` makes the file that torch's
+profiler would have written.
 """
 
+import gzip
+import json
+import re
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +24,43 @@ NO_COST = {
     "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
 }  # fmt: skip
 """Rows written by hand cost nothing to record."""
+
+
+KINDS = {"op": "operator", "note": "annotation", "call": "runtime"}  # others are what they are called
+PAIR = r' (\w+)=((?:"[^"]*"|\S)+)'  # blanks stand in quotes
+ROW, LAUNCH = (rf"(.+?)((?: -?[\d.]+){{{count}}})((?: \w+=.*)?)" for count in (2, 3))
+IDS = ("correlation", "External_id", "Sequence_number")
+
+
+def rows(text, *, times=1, every=0, ids=0, **more):
+    """Return the rows of lines `KIND NAME BEGIN END COLUMN=VALUE ...`, so many `times`, each `every` us.
+
+    `launch NAME AT BEGIN END` is a kernel and the call that launches it. Ids are `ids` more each time.
+    """
+    found = []
+    for number in range(times):
+        for line in filter(None, map(str.strip, text.splitlines())):
+            kind, rest = " ".join(line.split()).split(" ", 1)
+            name, when, given = re.fullmatch(LAUNCH if kind == "launch" else ROW, rest).groups()
+            pairs = re.findall(PAIR, given)
+            columns = more | {key: _value(key, value, ids * number) for key, value in pairs}
+            at = [every * number + float(each) for each in when.split()]
+            if kind == "launch":
+                found += launched(name, *at, **columns)
+            elif kind in DEVICE_KINDS:
+                found.append(kernel(name, *at, kind=kind, **columns))
+            else:
+                usual = {"pid": PID, "tid": 1} | ({"correlation": -1} if kind == "call" else {})
+                found.append(row(KINDS.get(kind, kind), name, *at, **usual | columns))
+    return found
+
+
+def _value(key, text, ids):
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value + ids if key in IDS else value
 
 
 def row(kind, name, start, end, **columns):
@@ -58,10 +99,7 @@ def sync_row(kind, start, correlation, **columns):
 
 def trace(*given, steps=(), **metadata):
     """Return the trace of these rows, with steps between these borders, all but the first covered."""
-    rows, made = [dict(each) for each in _flat(given)], {}
-    for each in rows:
-        if type(each.get("correlation")) is object:
-            each["correlation"] = made.setdefault(each["correlation"], LEAST_MADE + len(made))
+    rows = _numbered(given)
     rows.sort(key=lambda each: (each.get("rank") or 0, each["start_ns"], -each["duration_ns"]))
     _find_parents(rows)
     borders = [round(1000 * at) for at in steps]
@@ -112,7 +150,97 @@ def total(graph):
 
 
 def _flat(given):
+    if isinstance(given, str):
+        return rows(given)
     return [given] if isinstance(given, dict) else [each for one in given for each in _flat(one)]
+
+
+def _numbered(given):
+    """Return copies of the rows in which launches have numbers."""
+    found, made = [dict(each) for each in _flat(given)], {}
+    for each in found:
+        if type(each.get("correlation")) is object:
+            each["correlation"] = made.setdefault(each["correlation"], LEAST_MADE + len(made))
+    return found
+
+
+# -- as torch's profiler writes it ---------------------------------------------------------------------
+
+CATEGORIES = {
+    "operator": "cpu_op", "annotation": "user_annotation", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset", "collective": "kernel", "module": "python_function", "frame": "python_function",
+    "sync": "cuda_sync",
+}  # fmt: skip
+
+
+def kineto(*given, **header):
+    """Return the document of these rows; what is no row, but an event already, stays as it is."""
+    events = [
+        _event(each) if isinstance(each, dict) and "start_ns" in each else each for each in _numbered(given)
+    ]
+    about = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 10}]}
+    return {**about, **header, "traceEvents": events}
+
+
+def _event(of):
+    """Return the event of a row; blanks of its arguments' names are underscores in the row."""
+    of = dict(of)
+    kind, name, start, duration = (of.pop(key) for key in ("kind", "name", "start_ns", "duration_ns"))
+    of.pop("rank", None)
+    place = {"pid": of.pop("pid", 0), "tid": of.pop("tid", of.get("stream"))}
+    name = f"nn.Module: {name}" if kind == "module" else name
+    kept = "wait_on", "stream_id"
+    told = {key if key.startswith(kept) else key.replace("_", " "): value for key, value in of.items()}
+    if told.get("correlation") == -1:
+        del told["correlation"]
+    times = {"ts": start / 1000, "dur": duration / 1000}
+    return {"ph": "X", "cat": CATEGORIES.get(kind, kind), "name": name, **place, **times, "args": told}
+
+
+def write(path, content):
+    """Write JSON (or text, or bytes) to a file, gzipped if its name says so."""
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return path
+
+
+def training(steps=3):
+    """Return rows of a training loop with a loader, a forward pass, an autograd thread and an optimizer.
+
+    thread 1 |load|linear|relu|mse_loss|.............|Optimizer.step|
+    thread 2                            |node|node|accumulate|
+    stream        |gemm|relu|loss|     |dgemm|...          |add|
+    """
+    node = "autograd::engine::evaluate_function: "
+    found = rows(f"""
+        note enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__ 1 51
+        op aten::linear 100 150 External_id=1 Sequence_number=1 Fwd_thread_id=0
+        op aten::addmm 105 145 External_id=2 Sequence_number=1 Input_Dims=[[64],[8,32],[32,64]]
+        call cudaLaunchKernel 110 120 correlation=1 External_id=2
+        kernel ampere_sgemm_32x32_tn 130 170 correlation=1 External_id=2 grid=[8,1,1] block=[128,1,1]
+        op aten::mse_loss 200 250 External_id=3 Sequence_number=2 Fwd_thread_id=0
+        call cudaLaunchKernel 210 220 correlation=2 External_id=3
+        kernel reduce_kernel<float> 240 260 correlation=2 External_id=3
+        op {node}MseLossBackward0 300 360 tid=2 External_id=4 Sequence_number=2 Fwd_thread_id=1
+        op MseLossBackward0 305 355 tid=2 External_id=5 Sequence_number=2 Fwd_thread_id=1
+        call cudaLaunchKernel 310 320 tid=2 correlation=3 External_id=5
+        kernel mse_backward<float> 330 350 correlation=3 External_id=5
+        op {node}AddmmBackward0 400 460 tid=2 External_id=6 Sequence_number=1 Fwd_thread_id=1
+        call cudaLaunchKernel 410 420 tid=2 correlation=4 External_id=6
+        kernel ampere_sgemm_32x32_nt 430 490 correlation=4 External_id=6
+        op {node}torch::autograd::AccumulateGrad 470 490 tid=2 External_id=7
+        note Optimizer.step#SGD.step 600 700 External_id=8
+        op aten::add_ 610 650 External_id=9
+        call cudaLaunchKernel 620 630 correlation=5 External_id=9
+        kernel multi_tensor_apply<float> 640 670 correlation=5 External_id=9
+        op aten::item 750 780 External_id=10
+    """, times=steps, every=1000, ids=100)  # fmt: skip
+    marks = [note(f"ProfilerStep#{step}", 1000 * step, 1000 * step + 999) for step in range(steps)]
+    flow = {"cat": "ac2g", "name": "ac2g", "id": 5, "ph": "s", "pid": PID, "tid": 1, "ts": 620}
+    name = {"name": "process_name", "ph": "M", "ts": 0, "pid": PID, "tid": 0, "args": {"name": "secret-job"}}
+    span = {"ph": "X", "cat": "Trace", "ts": 0, "dur": 9, "pid": "Spans", "tid": "Profiler", "name": "span"}
+    return [*marks, *found, flow, name, span]
 
 
 def _find_parents(rows):
@@ -149,3 +277,32 @@ def _completions(rows, borders):
             on_device = each["kind"] in DEVICE_KINDS
             ends[step] = max(ends[step], _end(each) if on_device else min(_end(each), borders[step + 1]))
     return list(accumulate(ends, max))
+
+
+# -- what tests ask of a trace -------------------------------------------------------------------------
+
+
+def rows_named(trace, name):
+    return np.flatnonzero(trace["name"] == trace.code("name", name)).tolist()
+
+
+def one(trace, column, name):
+    """Return the value that the only row of a name has in a column."""
+    (row,) = rows_named(trace, name)
+    return trace.values(column, [row])[0]
+
+
+def parent_of(trace, name):
+    """Return the name of the row that encloses the only row of a name, or that launched it."""
+    (row,) = rows_named(trace, name)
+    parent = int(trace["parent"][row])
+    return None if parent < 0 else trace.values("name", [parent])[0]
+
+
+def of_kinds(trace, column, *kinds):
+    """Return the values of a column that rows of each name have, for some kinds of rows."""
+    found = {}
+    lines = np.flatnonzero(trace.is_kind(*kinds))
+    for name, value in zip(trace.values("name", lines), trace.values(column, lines), strict=True):
+        found.setdefault(name, set()).add(value)
+    return found

@@ -44,18 +44,6 @@ def test_a_loader_that_stalls_every_eighth_step_counts(first):
     assert found.notes() == []
 
 
-def test_two_evaluations_are_left_out_and_named_with_what_they_cost():
-    times = [15 * MS] * 20
-    times[4] = times[13] = 600 * MS
-    found = timed(times)
-
-    assert found.mean_ns == 15 * MS
-    assert found.added_ns == 58.5 * MS  # twice 585 ms in twenty steps
-    assert found.notes() == [
-        "2 of 20 timed steps took 600 ms each and are left out; they would add 58.5 ms per step."
-    ]
-
-
 def test_the_recorded_step_is_one_object_beside_the_answer():
     replay = daydream.replay(EXAMPLES / "train_gpt_h200.parquet")
     found = daydream.whatif(replay, "amp")

@@ -5,7 +5,6 @@ from typing import Literal
 
 import pytest
 from small_graphs import put
-from small_traces import launched, trace
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError
@@ -134,15 +133,3 @@ def test_who_edits_nothing_does_not_apply():
         result(describe(halve), describe(idle))
     assert result(describe(halve), factor=1) == 100
     assert result(describe(quiet)) == 200
-
-
-def test_a_trace_that_gives_nothing_to_do_says_why():
-    recorded = trace(launched("k", 0, 10, 20), launched("k", 100, 110, 120), steps=(0, 100, 200))
-
-    with pytest.raises(NotApplicableError, match="this trace has no kernels in the forward or backward pass"):
-        daydream.whatif(recorded, "amp")
-    with pytest.raises(GraphError, match="math_speedup must be a number, not 'x'"):
-        daydream.whatif(recorded, "amp", math_speedup="x")
-    with pytest.raises(NotApplicableError, match="idle found nothing"):
-        daydream.whatif(recorded, idle)
-    assert daydream.whatif(recorded, halve, factor=1).speedup == 1

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread, with_sync
-from small_traces import call, kernel, trace
-from small_traces import starts as starts_us
 
-from daydream import Graph, GraphError, NoMatchError, build, simulate
+from daydream import Graph, GraphError, NoMatchError, simulate
 from daydream.graph.plan import Cause
 from daydream.graph.tables import Lane
 
@@ -101,11 +99,6 @@ def repeated_with_its_wait(graph):
     assert graph.column("repeat", again.ids).tolist() == [1, 1, 1, 2, 2, 2]
 
 
-def repeated_elsewhere(graph):
-    graph.select(name="launch b").move("thread 2")
-    named(graph, "a").repeat(before=named(graph, "b"))
-
-
 def fused(graph, **how):
     kernels(graph).set(step=[0, 0, 0, 1, 2])
     kernels(graph).group_by("step").fuse("f", op="aten::fused", **how)
@@ -159,22 +152,11 @@ CASES = {
         lambda g: named(g, "x").remove(),
         "thread 1: a 0, b 5+7, c 17 | worker: y 5",
     ),
-    "x is now the last to be waited for": (
-        handed_over,
-        lambda g: named(g, "y").remove(),
-        "thread 1: a 0, b 5+7, c 17 | worker: x 5",
-    ),
-    "c stands where b stood": (
-        handed_over,
-        lambda g: named(g, "b").remove(),
-        "thread 1: a 0, c 13+7 | worker: x 5, y 13",
-    ),
     "a worker that is gone is not waited for": (
         handed_over,
         lambda g: g.select(lane="worker").remove(),
         "thread 1: a 0, b 5, c 10",
     ),
-    "a link counts": (linked, None, "thread 1: a 0, b 50 | worker: x 0, y 50"),
     "a link goes with its task": (
         linked,
         lambda g: named(g, "x").remove(),
@@ -194,22 +176,6 @@ CASES = {
             " | stream 7: a 4, q 4+20+1, b 25+5, q 30+20+1"
         ),
     ),
-    "before each kernel comes one, with its launch": (
-        lambda: launched(AB),
-        lambda g: g.insert_before(kernels(g), "q", duration_ns=5),
-        (
-            "thread 1: begin 0, launch 0, launch a 6, launch 12, launch b 18"
-            " | stream 7: q 4, a 6+4, q 10+20+1, b 31+5"
-        ),
-    ),
-    "on another lane it delays nothing": (
-        lambda: launched(AB),
-        lambda g: g.insert_after(kernels(g), "off", kind="memcpy", lane="copies", duration_ns=50),
-        (
-            "thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
-            " | stream 7: a 4, b 25 | copies: off 4+20, off 24+50"
-        ),
-    ),
     "before a task on another lane it holds it": (
         lambda: launched(AB),
         lambda g: g.insert_before(named(g, "b"), "fetch", kind="memcpy", lane="copies", duration_ns=50),
@@ -222,34 +188,10 @@ CASES = {
         ),
         "thread 1: begin 0, launch a 0, launch 6, launch b 12 | stream 7: a 4, b 24+50 | copies: off 4+20",
     ),
-    "what it follows is named, one for each": (
-        lambda: launched("a 20, b 20, c 20"),
-        lambda g: g.insert_before(
-            named(g, "b", "c"),
-            "fetch",
-            kind="memcpy",
-            lane="copies",
-            duration_ns=7,
-            after=kernels(g).head(2),
-            launched=False,
-        ),
-        (
-            "thread 1: begin 0, launch a 0, launch b 6, launch c 12"
-            " | stream 7: a 4, b 24+7, c 51+7 | copies: fetch 24, fetch 31+20"
-        ),
-    ),
     "beside CPU tasks come CPU tasks, or work with its launch": (
         lambda: with_facts(thread("a 5, b 5"), launch_latency_ns=4, launch_cost_ns=6),
         beside_cpu_tasks,
         "thread 1: a 0, x 5, b 7, launch 12 | stream 7: k 12+4",
-    ),
-    "CPU work beside device work runs where that is launched": (
-        lambda: launched(AB),
-        both_sides,
-        (
-            "thread 1: begin 0, check 0, launch a 3, log 9, check 13, launch b 16, log 22"
-            " | stream 7: a 3+4, b 7+20+1"
-        ),
     ),
     "beside a node of a device graph it is one more node": (
         lambda: launched(AB),
@@ -298,11 +240,6 @@ CASES = {
         fused,
         "thread 1: begin 0, launch a 0, launch d 6, launch e 12 | stream 7: f 4, f 4+35+1, f 40+7+1",
     ),
-    "of these durations": (
-        lambda: launched("a 20, b 10, c 5, d 7, e 1"),
-        lambda g: fused(g, duration_ns=[30, 2, 1]),
-        "thread 1: begin 0, launch a 0, launch d 6, launch e 12 | stream 7: f 4, f 4+30+1, f 35+2+1",
-    ),
     "one call launches the work of a group": (
         lambda: launched("a 3, b 3, c 3"),
         lambda g: kernels(g).group_by("kind").share_launch("graph launch"),
@@ -329,11 +266,6 @@ CASES = {
         lambda g: named(g, "b").move("copies", follows=False),
         "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 6+4",
     ),
-    "it need not be waited for": (
-        lambda: launched("a 20, b 100, c 20"),
-        lambda g: named(g, "b").move("copies", held_for=False),
-        "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 24",
-    ),
     "a call that waited for the lane waits for what moved": (
         lambda: synced("a 20, b 100", "stream 7"),
         lambda g: named(g, "b").move("copies"),
@@ -347,19 +279,6 @@ CASES = {
             "thread 1: begin 0, launch a 0, sync 24, launch a 27, sync 51, launch a 54, sync 78, end 81"
             " | stream 7: a 4, a 27+4, a 54+4"
         ),
-    ),
-    "every group is repeated behind itself": (
-        lambda: launched(AB),
-        lambda g: kernels(g).group_by("name").repeat(),
-        (
-            "thread 1: begin 0, launch a 0, launch a 6, launch b 12, launch b 18"
-            " | stream 7: a 4, a 4+21, b 25+21, b 46+21"
-        ),
-    ),
-    "before other work on its thread": (
-        lambda: launched(AB),
-        repeated_elsewhere,
-        "thread 1: begin 0, launch a 0 | thread 2: launch a 0, launch b 6 | stream 7: a 4, a 4+21, b 25+21",
     ),
     # -- calls that wait
     "a sync waits for all launched before it": (
@@ -383,11 +302,6 @@ CASES = {
         "thread 1: begin 0, launch a 0, sync 24, launch 27 | stream 7: a 4, x 27+4",
     ),
     "or for nothing": (lambda: synced(AB), lambda g: kernels(g).remove(), "thread 1: begin 0, sync 0"),
-    "a sync of one stream does not wait for another": (
-        lambda: two("stream 7"),
-        None,
-        "thread 1: begin 0, launch a 0, launch 6, sync 24 | stream 7: a 4 | stream 8: x 6+4",
-    ),
     "one of the device does": (
         two,
         None,
@@ -419,6 +333,19 @@ CASES = {
         lambda g: put(g, "x", "stream 7", 3, after=[named(g, "a")]),
         "thread 1: begin 0, launch a 0, launch b 27+5 | stream 7: a 4, x 24, a2 24+3, b 32+4",
     ),
+    "CPU work beside device work runs where that is launched": (
+        lambda: launched(AB),
+        both_sides,
+        (
+            "thread 1: begin 0, check 0, launch a 3, log 9, check 13, launch b 16, log 22"
+            " | stream 7: a 3+4, b 7+20+1"
+        ),
+    ),
+    "it need not be waited for": (
+        lambda: launched("a 20, b 100, c 20"),
+        lambda g: named(g, "b").move("copies", held_for=False),
+        "thread 1: begin 0, launch a 0, launch b 6, launch c 12 | stream 7: a 4, c 4+20+1 | copies: b 24",
+    ),
     # -- streams that wait
     "a stream waits for the work before the record": (waiting_streams, None, "stream 8: c 4+50+3"),
     "also for what was launched before it since": (
@@ -436,7 +363,6 @@ CASES = {
         lambda g: named(g, "record").remove(),
         "stream 8: c 4+50+3",
     ),
-    "and the wait": (waiting_streams, lambda g: named(g, "wait").remove(), "stream 8: c 4+50+3"),
 }
 
 
@@ -453,20 +379,6 @@ def test_by_hand(case):
     assert graph.lint() == []
 
 
-def test_the_gpu_waits_for_slow_launches():
-    #  thread 1  |launch a 6|gap 2|launch b 6|
-    #  stream 7              |a 4|            |b 4|
-    graph = Graph()
-    first = put(graph, "launch a", "thread 1", 6, gap_ns=2)
-    second = put(graph, "launch b", "thread 1", 6, after=[first])
-    a = put(graph, "a", "stream 7", 4, after=[first])
-    put(graph, "b", "stream 7", 4, after=[a, second])
-
-    assert simulate(graph).makespan_ns == 6 + 2 + 6 + 4
-    kernels(graph).scale(0.5)
-    assert simulate(graph).makespan_ns == 6 + 2 + 6 + 2  # twice as fast, hardly any gain
-
-
 def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
     graph = thread("a 1")
     put(graph, "x", "link", 10, after=[0])
@@ -474,11 +386,6 @@ def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
     put(graph, "y", "link", 9, after=[0])
 
     assert starts(graph) == at("a 0, y 1, x 10")
-
-
-def test_a_lane_that_is_not_there_cannot_be_scheduled():
-    with pytest.raises(GraphError, match="no lane 'link'; the lanes are 'thread 1'"):
-        thread("a 1").schedule("link", key="duration_ns")
 
 
 @pytest.mark.parametrize("given", [[1], np.array([1])])
@@ -505,18 +412,6 @@ def test_negative_times_cannot_be_set(column):
     assert starts(graph) == {"a": 0}
 
 
-def test_a_lane_cannot_be_set():
-    with pytest.raises(GraphError, match="cannot give tasks 'lane'"):
-        thread("a 6 +2").select(kind="cpu").set(lane=3)
-
-
-@pytest.mark.parametrize("column", ["duration_ns", "gap_ns"])
-def test_negative_times_cannot_be_inserted(column):
-    times = {"duration_ns": 1, column: -5}
-    with pytest.raises(GraphError, match=r"cannot be negative \(-5 ns\)"):
-        Graph().insert("a", kind="cpu", lane="thread 1", **times)
-
-
 def test_a_copy_is_independent():
     graph = launched("a 20, b 20")
     simulate(graph)
@@ -538,16 +433,6 @@ def test_selections_combine():
     assert names(both.where(lambda tasks: tasks.duration_ns > 15)) == "a"
     assert names(both.launches()) == "launch a, launch b"
     assert both.total("duration_ns") == 30
-
-
-def test_a_selection_can_go_through_its_tasks_and_be_split():
-    graph = launched("a 20, b 10, c 5")
-    work = kernels(graph)
-    work.set(step=[1, 0, 1])
-
-    assert [task.name[0] for task in work] == ["a", "b", "c"]
-    assert [part.name.tolist() for part in work.group_by("step")] == [["a", "c"], ["b"]]
-    assert names(graph.select(step=1)) == "a, c"
 
 
 def test_a_graph_notes_what_was_edited_and_not_what_was_looked_up():
@@ -582,21 +467,6 @@ def test_durations_and_columns_are_one_or_one_for_each():
     assert new.step.tolist() == new.launches().step.tolist() == [0, 1]
     assert names(kernels(graph).where(dtype="bfloat16")) == "q, q"
     assert graph.select(name="^[ab]$").bytes.tolist() == [-1, -1]
-
-
-def test_behind_a_blocking_copy_the_launch_waits_for_its_return():
-    #  thread 1  |copy 5, blocked until 110, return|launch|after|
-    recorded = trace(
-        call("cudaMemcpy", 0, 120, 1),
-        kernel("Memcpy DtoH (Device -> Pageable)", 10, 110, 1, kind="memcpy"),
-        call("after", 120, 125),
-    )
-    graph = build(recorded)
-    graph.insert_after(graph.select(kind="memcpy"), "q", kind="kernel", duration_ns=1_000)
-
-    assert lane(graph, "thread 1") == "cudaMemcpy, cudaMemcpy, launch, after"
-    assert starts_us(graph)["launch"] == 120
-    assert graph.lint() == []
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -644,16 +514,6 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(how, message):
     assert starts(graph) == before
 
 
-def test_nothing_to_insert_beside_is_said():
-    graph = thread("a 5")
-    with pytest.raises(NoMatchError, match="no task matched kind='kernel'"):
-        graph.insert_after(kernels(graph), "q", duration_ns=1)
-    with pytest.raises(GraphError, match="needs its lane"):
-        graph.insert_after(graph.select(), "q", kind="kernel", duration_ns=1)
-    with pytest.raises(GraphError, match="another graph"):
-        Graph().insert_after(graph.select(), "q", duration_ns=1)
-
-
 def test_a_task_that_was_removed_has_no_neighbours():
     graph = launched("a 20, b 20")
     gone = named(graph, "a")
@@ -663,3 +523,37 @@ def test_a_task_that_was_removed_has_no_neighbours():
         graph.insert_after(gone, "q", duration_ns=1)
     with pytest.raises(GraphError, match="were removed"):
         graph.link(gone, named(graph, "b"))
+
+
+# -- a window that is repeated ---------------------------------------------------------------------------
+
+
+def test_copies_of_a_window_follow_each_other_and_the_gap_that_led_in_leads_on():
+    #  thread 1  |a 5|gap 3|b 5|gap 1|c 5|gap 9|      the window is b and c
+    #            |a 5|gap 3|b 5|gap 1|c 5|gap 3|b 5|gap 1|c 5|
+    graph = thread("a 5 +3, b 5 +1, c 5 +9")
+    order = graph.columns["order"]
+    window = (int(order[1]), int(order[2]) + 1)
+
+    timeline = simulate(graph, copies=2, window=window)
+    assert timeline.column("name").tolist() == ["a", "b", "c", "b", "c"]
+    assert timeline.copy.tolist() == [0, 0, 0, 1, 1]
+    assert timeline.start_ns.tolist() == [0, 8, 14, 14 + 5 + 3, 28]
+
+
+def test_a_full_queue_reaches_from_one_copy_into_the_next():
+    #  stream 7 runs behind: a queue of two, so the second copy of a's launch waits for the first of a
+    graph = launched("a 20, b 20", spacing=0)
+    graph.queue_depth[graph.lane_id("stream 7")] = 2
+    order = graph.columns["order"]
+    window = (int(order[1]), int(order.max()) + 1)
+
+    timeline = simulate(graph, copies=2, window=window)
+    names, copies = timeline.column("name").tolist(), timeline.copy.tolist()
+    began = {
+        (name, copy): start
+        for name, copy, start in zip(names, copies, timeline.start_ns.tolist(), strict=True)
+    }
+    assert began[("launch a", 1)] == 4 + 20
+    assert began[("a", 1)] == 4 + 20 + 20
+    assert began[("launch b", 1)] == 4 + 20 + 20

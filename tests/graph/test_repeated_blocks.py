@@ -7,7 +7,7 @@ from daydream.optimizations._layers import add_layers, remove_layers
 from small_graphs import put
 
 import daydream
-from daydream import Graph, NotApplicableError, simulate
+from daydream import Graph, simulate
 from daydream.model.blocks import repeated_blocks
 
 RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
@@ -78,11 +78,6 @@ def test_a_layer_more_is_a_turn_more():
     assert "Added: 1 layer, copies of 2 + 3." in graph.facts.notes
     remove_layers(graph, layers="2 + 3")
     assert simulate(graph).makespan_ns == 3 * 30
-
-
-def test_a_model_that_repeats_nothing_gets_no_layer_more():
-    with pytest.raises(NotApplicableError, match="repeats no"):
-        add_layers(model(*sequential("linear", "relu", "softmax"), backward=True))
 
 
 @pytest.mark.parametrize(

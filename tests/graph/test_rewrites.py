@@ -27,16 +27,6 @@ def test_groups_come_in_the_order_of_their_first_tasks():
     assert groups.where(lambda each: each.total("duration_ns") < 20).total("duration_ns").tolist() == [10]
 
 
-def test_grouping_nothing_is_no_group():
-    graph = thread("a 5")
-    assert len(kernels(graph).group_by("step")) == 0
-    assert list(graph.select().group_by("layer")) == []
-    with pytest.raises(GraphError, match="group by a column"):
-        graph.select().group_by()
-    with pytest.raises(GraphError, match="unknown group 'x'"):
-        graph.select().group_by("layer")["x"]
-
-
 def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
     graph = launched("a 10, b 10, c 10, d 10, e 10, f 10, g 10")
     kernels(graph).set(bytes=[40, 70, 0, 10, 100, 30, 30], step=[0, 0, 0, 0, 0, 1, 1])
@@ -63,12 +53,6 @@ def test_what_follows_a_task_follows_its_last_part():
     assert starts(graph) == at("a 5, b 13, x 10")
 
 
-@pytest.mark.parametrize("parts", [0, 1.5, "2"])
-def test_parts_are_counted(parts):
-    with pytest.raises(GraphError, match="into 1 or more parts"):
-        thread("a 10 +3").select().split(parts)
-
-
 # -- move --------------------------------------------------------------------------------------------
 
 
@@ -82,18 +66,6 @@ def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
         kernels(graph).move("stream 7")
     graph.select(name="launch a").move("thread 2")
     assert graph.lint() == []
-
-
-def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
-    #  stream 7  |a 20|  record   stream 8 waits, then |k 5|: a moves to copies, k still follows it
-    graph = launched("a 20")
-    record, wait = (int(put(graph, name, "thread 1", 1).ids[0]) for name in ("record", "wait"))
-    put(graph, "k", "stream 8", 5, launch_after=wait)
-    source, target = graph.lane_id("stream 7"), graph.lane_id("stream 8")
-    graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
-    assert starts(graph)["k"] == 24
-    named(graph, "a").move("copies")
-    assert starts(graph)["k"] == 24
 
 
 # -- waits and edges ---------------------------------------------------------------------------------
@@ -155,13 +127,6 @@ def test_what_may_be_a_wait_may_be_one_in_each_repetition():
         assert timeline.end_ns[timeline.column("name") == "pause"].tolist() == ends
 
 
-def test_repeating_no_times_changes_nothing():
-    graph = launched("a 20")
-    assert len(kernels(graph).repeat(0)) == 0
-    with pytest.raises(GraphError, match="0 or more times"):
-        kernels(graph).repeat(-1)
-
-
 # -- set, scale, query -------------------------------------------------------------------------------
 
 
@@ -181,16 +146,6 @@ def test_what_the_work_is_can_be_set():
     assert both.bytes.tolist() == [8, 8]
     with pytest.raises(GraphError, match="CPU tasks cannot become device work"):
         both.set(kind="cpu")
-
-
-def test_a_factor_for_each():
-    graph = launched("a 20, b 10")
-    kernels(graph).scale([0.5, 2])
-    assert kernels(graph).duration_ns.tolist() == [10, 20]
-    with pytest.raises(GraphError, match="factors: 3 values for 2 tasks"):
-        kernels(graph).scale([1, 2, 3])
-    with pytest.raises(GraphError, match="a factor must be a number, not 'x'"):
-        kernels(graph).scale("x")
 
 
 def test_a_query_is_a_pandas_expression_on_columns():

@@ -1,5 +1,7 @@
 """What each rule is worth: without it, predictions get worse."""
 
+from pathlib import Path
+
 import pytest
 from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
@@ -13,10 +15,12 @@ from rule_traces import (
     unlaunched_trace,
     waiting_trace,
 )
-from small_traces import total
+from small_graphs import named
+from small_traces import total, trace
 
 import daydream
 from daydream import build
+from daydream.graph.build import RULES
 
 WORTH = {  # rule: trace, what becomes twice as fast, the true end after that (see the tests above)
     "handoff": (backward_trace, {"lane": "thread 2"}, 40 + 10 - 12),
@@ -69,3 +73,31 @@ def test_without_a_rule_the_machine_is_predicted_worse(rules, tmp_path):
 
     assert error() <= 0.01
     assert error(*rules) >= 0.05
+
+
+# -- draft -----------------------------------------------------------------------------------------------
+
+
+def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
+    #  stream 7   |a: 10 to 50|
+    #  stream 23     |poll, launched at 20: 51 to 60|
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    code = next(code for code in page.split("```")[1::2] if "def follow_polled" in code).removeprefix(
+        "python"
+    )
+    names = {}
+    exec(code, names)
+    at = [name for name, _ in RULES].index("latencies") - 1
+    rules = (*RULES[:at], ("polls", names["follow_polled"]), *RULES[at:])
+    monkeypatch.setattr("daydream.graph.build.RULES", rules)
+    recorded = trace("""
+        launch a 0 10 50
+        launch poll 20 51 60 stream=23
+    """)
+    ends = []
+    for without in ([], ["polls"]):
+        graph = build(recorded, without=without)
+        assert total(graph) == 60
+        named(graph, "a").scale(0.5)
+        ends.append(total(graph))
+    assert ends == [40, 60]

@@ -127,21 +127,6 @@ def test_one_step_that_contradicts_does_not_lose_the_wait_of_the_others():
     assert "1 of 8 collectives" in lost(graph)[0]
 
 
-def test_a_rank_that_went_on_too_early_waits_for_nothing():
-    wrong = [step(goes_on=CALL + 5_000 + n) for n in range(4)]
-    graph = build(job(wrong))
-
-    assert waited_at(graph) == {"copy": 4}  # the other rank's
-    assert "4 of 8 collectives" in lost(graph)[0]
-
-
-def test_where_no_two_steps_are_alike_none_is_taken():
-    graph = build(job([step() for _ in range(4)], copies="copy {}.{}".format))
-
-    assert waited_at(graph) == {}
-    assert "8 of 8 collectives" in lost(graph)[0]
-
-
 @pytest.mark.parametrize("noted_late", [0, 300])
 def test_a_pause_is_of_the_collective_that_it_fits_and_another_is_waited_for_after_it(noted_late):
     # both are under way in the long pause, which lasts as long as the second; the first has one of its own

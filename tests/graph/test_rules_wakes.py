@@ -67,13 +67,6 @@ def test_a_thread_can_be_woken_at_the_beginning_of_a_task():
     assert starts(graph)["decode"] == 14_700 + 10
 
 
-def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
-    #  anything is at the same distance from anything: 80 us behind the main thread may be chance
-    assert not (build(loader_trace(uneven=0)).links["dst"] == 0).any()
-    links = build(loader_trace(uneven=0)).links["cause"]
-    assert len(links) == 5  # the copies, 20 us behind each decode but the first
-
-
 def doubtful_ns(graph):
     found = graph.duration_ns * graph.doubt + graph.gap_ns * graph.gap_doubt
     return found[found > 0].tolist()

@@ -1,13 +1,18 @@
 """The settled step, and the mean of the steps that a prediction is. Hand-made traces are in microseconds."""
 
+import numpy as np
 import pytest
-from machine.programs import queue_full
-from small_traces import call, launched, op, trace
+from graph.jobs import job
+from machine.programs import multi_stream, queue_full
+from small_graphs import named
+from small_traces import launched, op, trace
 
 import daydream
-from daydream import Graph, GraphError, build
+from daydream import Graph, GraphError, build, simulate
+from daydream.graph.plan import Cause
+from daydream.graph.tables import ORDER_STEP, Lane
 from daydream.simulate import steady_state
-from daydream.simulate.steady_state import repeatable, settle
+from daydream.simulate.steady_state import coupled, repeatable, settle
 
 
 def steps_of(*durations, ops=1):
@@ -35,14 +40,6 @@ def test_what_stands_before_the_first_task_of_a_step_is_repeated_with_it():
     graph.insert_before(first_of_steps(graph), "more", duration_ns=40_000)
 
     assert set(settle(graph).times.values()) == {140_000}
-
-
-def test_what_stands_behind_the_last_task_of_a_step_is_repeated_with_it():
-    graph = build(steps_of(50, 100, 100, 100))
-    graph.insert_after(graph.select(kind="cpu").group_by("step").last(), "more", duration_ns=40_000)
-
-    settled = settle(graph)
-    assert {ns for (copy, _), ns in settled.times.items() if copy} == {140_000}
 
 
 def test_gradients_of_two_batches_take_two_passes_in_every_step():
@@ -131,7 +128,13 @@ def test_a_sole_step_counts_from_its_start():
 def test_a_sole_step_begins_where_what_runs_before_it_lets_it(factor, step_ns):
     #  thread 1  |before 30|  |work 60|      the step: from 34, 6 before its work, to 100
     #      x 0.5 |15|  |work: 20 to 50|      from 15, where `before` ends; x 2 from 60 to 200
-    recorded = trace(op("before", 0, 30), op("work", 40, 100), steps=(34.0, 100.0))
+    recorded = trace(
+        """
+        op before 0 30
+        op work 40 100
+    """,
+        steps=(34.0, 100.0),
+    )
     recorded.metadata["steps"][0]["covered"] = True
     found = daydream.whatif(recorded, "scale", on="cpu", factor=factor)
     assert (found.replayed_ns, found.after.step_ns) == (66_000, step_ns)
@@ -149,16 +152,6 @@ def test_a_trace_that_covers_no_step_says_why():
     )
 
 
-def test_a_trace_without_steps_says_so():
-    with pytest.raises(GraphError, match="no step of this trace can be judged: it has no steps"):
-        settle(build(trace(op("a", 0, 1))))
-
-
-def test_a_graph_without_tasks_says_so():
-    with pytest.raises(GraphError, match="the graph has no tasks"):
-        settle(Graph())
-
-
 # -- the headline: what a run pays for a step --------------------------------------------------------
 
 
@@ -172,28 +165,18 @@ def test_a_prediction_is_the_mean_of_the_steps():
     assert comparison.speedup == pytest.approx(330 / left)
 
 
-def test_a_step_that_took_longer_counts_as_long_as_it_took():
-    #  the third covered step takes three times as long and does no other work: a loader that stalled, say
-    comparison = daydream.whatif(steps_of(90, 100, 100, 300, 100, ops=2), "scale", name="^long$", factor=0.5)
-
-    assert (comparison.measured_ns, comparison.replayed_ns) == (150_000, 150_000)
-    assert comparison.predicted_ns == (600_000 + 4_000) // 8
-    document = comparison.to_json()
-    assert [document[f"typical_{what}_ns"] for what in ("measured", "replayed", "predicted")] == [
-        100_000, 100_000, 50_500,
-    ]  # fmt: skip
-
-
 def overlapping():
     #  thread 1  |step 0: a, b|step 1: c|step 2: d|
     #  stream 7  |a 10 to 40|
     #  stream 8      |b 20 to 300.....................|   step 0 ends behind steps 1 and 2
     #  stream 7           |c 110 to 140| |d 210 to 400|
     return trace(
-        launched("a", 0, 10, 40),
-        launched("b", 8, 20, 300, stream=8),
-        launched("c", 100, 110, 140),
-        launched("d", 200, 210, 400),
+        """
+            launch a 0 10 40
+            launch b 8 20 300 stream=8
+            launch c 100 110 140
+            launch d 200 210 400
+        """,
         steps=(0, 100, 200, 290),
     )
 
@@ -209,11 +192,130 @@ def test_a_call_that_lasts_beyond_the_range_of_its_step_does_not_complete_it():
     #  thread 2  |a call of step 1, from 150 to 900, which waits for nothing that is recorded
     #  stream 7  |c 110 to 190|tail 191 to 260|
     rows = [
-        launched("a", 0, 10, 90),
-        launched("c", 100, 110, 190),
-        call("poll", 150, 900, 99, tid=2),
-        launched("tail", 160, 191, 260),
+        """
+            launch a 0 10 90
+            launch c 100 110 190
+            call poll 150 900 correlation=99 tid=2
+            launch tail 160 191 260
+        """,
     ]
     replay = daydream.replay(trace(rows, steps=(0, 100, 250)))
     assert [step.measured_ns for step in replay.steps] == [260_000 - 90_000]
     assert [step.replayed_ns for step in replay.steps] == [260_000 - 90_000]
+
+
+# -- the settled step of several ranks -------------------------------------------------------------------
+
+
+def last_step(recorded):
+    return recorded.metadata["steps"][-1]["measured_ns"]
+
+
+def of_rank(rank):
+    return lambda tasks: tasks.rank == rank
+
+
+def test_ranks_are_repeated_together_as_recorded():
+    graph = build(job(4))
+    settled = settle(graph)
+
+    assert settled.passes > 1
+    assert settled.settled
+    assert settled.step_ns == last_step(job(20)) == 130_000
+    assert set(settled.times.values()) == {130_000}
+    assert coupled(graph) == {0: {0, 1}, 1: {0, 1}}
+    assert not any("as recorded" in note for note in daydream.replay(graph).notes)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+@pytest.mark.parametrize("factor", [0.5, 2, 4, 10])
+def test_a_changed_job_settles_to_what_a_longer_recording_would_show(changed, factor):
+    graph = build(job(4))
+    named(graph, "k").where(of_rank(changed)).scale(factor)
+    gpu = [50, 50]
+    gpu[changed] = round(50 * factor)
+
+    settled = settle(graph)
+    assert settled.settled
+    assert settled.step_ns == last_step(job(60, gpu=gpu))
+    steps = {step for copy, step in settled.times if copy == settled.copy}
+    assert {graph.steps[step]["rank"] for step in steps} == {0, 1}
+
+
+def test_a_device_that_catches_up_on_one_rank_is_repeated_until_it_has():
+    recorded = job(5, first=2_000)
+    settled = settle(build(recorded))
+
+    assert set(settled.step_times(0).values()) == {72_000}  # 50 + 1 + 20 + 1: rank 1's device never idles
+    assert settled.settled
+    assert settled.step_ns == last_step(job(60, first=2_000)) == 130_000
+
+
+@pytest.mark.parametrize("skip", [(0, 1), (1, 0), (0, 2)])
+def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
+    graph = build(job(6, skip=skip))
+    window = repeatable(graph)
+
+    assert window is not None
+    for rank, (begin, end) in window.items():
+        names = [
+            step["name"]
+            for step in graph.steps
+            if step["rank"] == rank and begin <= step["start_ns"] * ORDER_STEP < end
+        ]
+        assert names == [f"step {n}" for n in range(max(skip) + 1, 6)]
+    assert settle(graph).step_ns == 130_000
+
+
+def test_ranks_that_no_longer_wait_for_each_other_settle_for_themselves():
+    replay = daydream.replay(job(4, cpu=(100, 300)))
+    after = daydream.whatif(replay, "no-stragglers").after
+
+    # They still meet, but nobody waits for it: 100 + 10 and 300 + 10 by the CPU, and no passes to catch up.
+    assert coupled(after.timeline.graph) == {0: {0, 1}, 1: {0, 1}}
+    assert coupled(after.timeline.graph, waiting=True) == {0: {0}, 1: {1}}
+    assert after.settled
+    assert after.passes <= 4
+    assert set(after.step_times().values()) == {110_000, 310_000}
+
+
+@pytest.mark.parametrize("program", [multi_stream, lambda: queue_full(depth=64)])
+def test_a_machine_recorded_as_two_ranks_settles_to_its_own_steady_step(tmp_path, program):
+    machine = program()
+    for rank in (0, 1):
+        machine.run(steps=6).write(tmp_path / f"rank{rank}.json", 0, 4)
+    graph = build(daydream.load(tmp_path))
+    settled = settle(graph)
+
+    assert settled.settled
+    assert settled.passes > 1
+    assert {lane.rank for lane in graph.lanes} == {0, 1}
+    assert settled.step_ns == pytest.approx(machine.run(steps=60).steady_step_ns(), rel=0.01)
+
+
+# -- matched collectives on lanes of their own ------------------------------------------------------
+
+
+# -- from one copy into the next -------------------------------------------------------------------
+
+
+def test_a_link_into_the_next_step_leads_into_the_next_copy():
+    #  a loader of 70 beside steps of 50: each step waits for the batch that was begun with the one before
+    #  thread 1  |train 50|....|train 50|....|train 50|....
+    #  thread 2  |load 70      |load 70      |load 70      |
+    graph = Graph()
+    train, load = (graph.add_lane(Lane(name)) for name in ("train", "load"))
+    for n in range(4):
+        at = 100 * n * ORDER_STEP
+        for name, lane, duration in (("train", train, 50), ("load", load, 70)):
+            graph.add(1, lane=lane, kind=0, name=graph.code("name", name), duration_ns=duration, order=at)
+    trains = np.flatnonzero(graph.columns["lane"] == train)
+    loads = np.flatnonzero(graph.columns["lane"] == load)
+    graph.link(loads[:-1], trains[1:], cause=Cause.HANDOFF)
+    graph.link(trains[1:], loads[1:], from_start=True, cause=Cause.HANDOFF)
+
+    # The window holds steps 2 and 3; what is recorded of step 1 leads into it.
+    window = (200 * ORDER_STEP, 400 * ORDER_STEP)
+    timeline = simulate(graph, copies=3, window=window)
+    starts = timeline.start_ns[timeline.column("name") == "train"]
+    assert starts.tolist() == [70 * n for n in range(2 + 3 * 2)]

@@ -1,14 +1,12 @@
 """Arrays are never written in place: an edit replaces them, and a graph has another version then."""
 
-import pickle
 import tracemalloc
 
 import numpy as np
 import pytest
-from small_graphs import at, kernels, put, starts
+from small_graphs import kernels
 
 from daydream import load, replay
-from daydream.graph import lower as lowering
 from daydream.graph.graph import Graph
 from daydream.graph.tables import COLUMNS
 from daydream.simulate.steady_state import settle
@@ -25,17 +23,6 @@ def graph_of(tasks):
 
 def held(one, other):
     return {name for name in one.columns if one.columns[name] is other.columns[name]}
-
-
-@pytest.fixture
-def lowered(monkeypatch):
-    """Each graph and number of copies that is lowered anew."""
-    seen = []
-    anew = lowering._lower
-    monkeypatch.setattr(
-        lowering, "_lower", lambda graph, *how: seen.append((id(graph), how[0])) or anew(graph, *how)
-    )
-    return seen
 
 
 def test_a_copy_holds_only_what_was_changed():
@@ -73,19 +60,6 @@ def test_versions_tell_what_was_written():
         assert graph.version == before
 
 
-def test_a_graph_of_another_process_goes_on_with_numbers_of_its_own():
-    graph = graph_of(2)
-    graph.freeze()
-    text = pickle.dumps(graph)
-    for _ in range(3):
-        again = pickle.loads(text)
-        seen = {again.version}
-        for _ in range(5):
-            again.select().scale(2)
-            seen.add(again.version)
-        assert len(seen) == 6
-
-
 @pytest.mark.parametrize("factor", [0.5, 1, 40])
 def test_a_plan_that_is_kept_ends_its_steps_as_one_made_anew(factor):
     graph = replay(load(GPT)).graph
@@ -116,21 +90,6 @@ def test_edits_leave_the_same_tasks_whatever_another_copy_did_before():
     pieces = work.launches().split(2)
     work.remove()
     assert not calls.alive[pieces.ids].any()  # a call goes with all of its pieces
-
-
-def test_a_scheduled_lane_reads_what_was_edited_after_it_was_simulated():
-    graph = Graph()
-    graph.lane_id("thread 1")
-    graph.lane_id("gpu", on_device=True)
-    call = put(graph, "call", "thread 1", 1)
-    for name, duration_ns in (("x", 10), ("y", 20)):
-        graph.insert(name, kind="kernel", lane="gpu", duration_ns=duration_ns, after=[call])
-    graph.schedule("gpu", key="duration_ns")  # the shortest first
-    graph = graph.copy()  # a copy keeps what is derived from it
-    assert starts(graph) == at("call 0, x 1, y 11")
-
-    graph.select(name="x").set(duration_ns=50)
-    assert starts(graph) == at("call 0, y 1, x 21")
 
 
 def test_a_repeated_task_costs_no_memory_by_the_rows_of_its_trace():

@@ -1,7 +1,5 @@
 """Ids are the same in every iteration, whatever is skipped, shared or computed again."""
 
-import threading
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -144,27 +142,3 @@ def test_a_custom_operator_is_seen_forward_and_backward():
         x.grad = None
         Net()(x).backward()
     assert x.grad.equal(torch.full_like(X, 5.0))
-
-
-def test_several_threads_have_their_own_places():
-    nets = [Block() for _ in range(4)]
-    seen = []
-    relu = on("gelu", lambda op: (seen.append(op["op_id"]), op.replace_op(torch.relu, inputs=[0], grad=True)))
-    results = [[] for _ in nets]
-
-    def work(number):
-        for _ in range(20):
-            results[number].append(nets[number](X).detach())
-
-    with apply(relu):
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(nets))]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert len(seen) == len(set(seen)) == 4
-    for net, result in zip(nets, results, strict=True):
-        net.act = nn.ReLU()
-        wanted = net(X)
-        assert len(result) == 20
-        assert all(each.equal(wanted) for each in result)

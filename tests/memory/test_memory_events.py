@@ -1,4 +1,4 @@
-"""Memory events that are imported, saved and doubted: files by hand, and what is said of odd ones."""
+"""Memory events of a trace: their rows, their pairs and what each tensor is."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_rows import memory_row, operator, written
+from memory_rows import memory_row, written
 from pyarrow import parquet
+from recordings import PARAMETER, SGD, Recording, training_step
 
 import daydream
 from daydream.errors import TraceError
-from daydream.memory.allocations import AFTER, BEFORE, EVENT, Allocations
-from daydream.memory.pairing import paired, recorded_memory
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
+from daydream.memory.lifetimes import allocations
+from daydream.memory.pairing import paired
 from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
 from daydream.trace.trace import Trace
+
+# Memory events that are imported, saved and doubted: files by hand, and what is said of odd ones
+
 
 LEFT_OUT = "of memory told no time, device or number of bytes and"
 BOTH = [memory_row(10, 1024, 4096, 5120), memory_row(20, -1024, 4096, 4096)]
@@ -36,16 +41,6 @@ def held_of(path: Path) -> Allocations:
 
 
 # Import -------------------------------------------------------------------------------------------
-
-
-def test_rows_are_read_with_their_totals(tmp_path):
-    memory = daydream.load(written(tmp_path, BOTH)).memory
-
-    assert memory["time_ns"].tolist() == [10_000, 20_000]
-    assert memory["bytes"].tolist() == [1024, -1024]
-    assert memory["allocated_bytes"].tolist() == [5120, 4096]
-    assert memory["device"].tolist() == [0, 0]
-    assert memory["reserved_bytes"].tolist() == [1 << 21, 1 << 21]
 
 
 def test_two_ranks_keep_their_own_events(tmp_path):
@@ -175,19 +170,6 @@ def saved_rows(path: Path, **changes: list | None) -> Path:
     return path
 
 
-def test_the_last_rows_of_a_file_are_its_memory_events(tmp_path):
-    trace = Trace.load(saved_rows(tmp_path / "t.parquet"))
-
-    assert (trace.values("name"), trace.values("start_ns"), trace.text("kind")) == (["a"], [5], ["operator"])
-    assert "memory_bytes" not in trace.columns
-    events = {name: column.tolist() for name, column in trace.memory.columns.items()}
-    assert events == {
-        "rank": [0, 0], "time_ns": [-7, 9], "pid": [-(2**63)] * 2, "tid": [-(2**63)] * 2,
-        "device": [HOST] * 2, "address": [-1, -1],
-        "bytes": [512, -512], "allocated_bytes": [-1, -1], "reserved_bytes": [-1, -1],
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("name", UNTRUE)
 def test_rows_of_memory_that_cannot_be_are_refused_in_one_line(tmp_path, name):
     changes, said = UNTRUE[name]
@@ -233,20 +215,6 @@ def test_totals_that_are_none_are_unknown_and_counted(tmp_path):
     assert "2 totals of memory events were no amounts of memory and are unknown." in notes_of(path)
 
 
-def test_a_second_kind_of_device_is_not_taken_for_the_first(tmp_path):
-    path = written(tmp_path, [*BOTH, memory_row(30, 512, 4096, Device_Type=12)])
-
-    assert len(daydream.load(path).memory) == 2
-    assert "1 row of memory of a second kind of device was left out." in notes_of(path)
-
-
-def test_events_away_from_all_rows_are_counted(tmp_path):
-    path = written(tmp_path, [*BOTH, memory_row(5_000_000, 512, 64), memory_row(-9, 512, 128)])
-
-    assert len(daydream.load(path).memory) == 4
-    assert "2 memory events lie outside the time of all other rows." in notes_of(path)
-
-
 SAID = {  # bytes, address, and total of events -> how each doubt begins
     "given out twice": (
         [(512, 64), (512, 64), (-512, 64), (512, 64)],
@@ -272,17 +240,6 @@ def test_what_events_say_against_each_other_is_said(tmp_path, name):
     said = held_of(written(tmp_path, [memory_row(at, *event) for at, event in enumerate(events, 1)])).notes
 
     assert [text[: len(begin)] for text, begin in zip(said, begins, strict=True)] == begins
-
-
-def test_totals_that_differ_from_the_events_are_said_with_the_largest_difference(tmp_path):
-    rows = [memory_row(1, 512, 64, 1512), memory_row(2, 512, 128, 9024), memory_row(3, -512, 64, 1512)]
-    path = written(tmp_path, rows)
-
-    assert held_of(path).notes == [
-        "1 recorded total of device 0 differs from what the events add up to, by up to 7,000 bytes."
-    ]
-    (found,) = recorded_memory(daydream.load(path).memory)
-    assert found.peak_allocated_bytes == 9024  # what is recorded
 
 
 def test_frees_on_the_cpu_of_an_earlier_recording_are_left_out_and_said(tmp_path):
@@ -328,34 +285,87 @@ def test_any_events_are_paired_and_what_they_add_up_to_is_held(rows):
 # Recorded events become allocations
 
 
-@pytest.fixture
-def two_operators(tmp_path):
-    """An operator that allocates 1,024 bytes, one that frees them and 512 of before."""
-    path = tmp_path / "t.json"
-    rows = [
-        operator("aten::mm", 10, 10),
-        memory_row(12, 1024, 4096, 5632),
-        operator("aten::relu", 30, 10),
-        memory_row(32, 2048, 8192, 7680),
-        memory_row(33, -1024, 4096, 6656),
-        memory_row(34, -512, 512, 6144),
-    ]
-    path.write_text(json.dumps({"traceEvents": rows}))
-    return path
+# Lifetimes tell the kind: steps written by hand, every allocation with the answer beside it
 
 
-def test_an_allocation_knows_its_operator_and_its_end(two_operators):
-    trace = daydream.load(two_operators)
+ON_GPU = {**PARAMETER, "device": "cuda:0"}
 
-    found = paired(trace, trace.memory)
 
-    columns = [found[name].tolist() for name in ("bytes", "begin", "end")]
-    rows = {
-        nbytes: (op, begin, end) for nbytes, begin, end, op in zip(*columns, found.texts("op"), strict=True)
+def kinds_of(held):
+    """Bytes -> the set of kinds that allocations of that size have."""
+    found: dict[int, set[str]] = {}
+    for nbytes, kind in zip(held["bytes"].tolist(), held["kind"].tolist(), strict=True):
+        found.setdefault(nbytes, set()).add(KINDS[kind])
+    return found
+
+
+def trained(folder, *numbers, device=-1, before=0, **metadata):
+    """A trace of steps of these numbers."""
+    recording = Recording(device=device, before=before)
+    for number in numbers:
+        training_step(recording, number)
+    trace = recording.trace(folder)
+    trace.metadata |= metadata
+    return trace
+
+
+def test_each_lifetime_has_its_kind(tmp_path):
+    held = allocations(trained(tmp_path, 3, 4, 5))
+
+    assert kinds_of(held) == {
+        64: {"input"},
+        2048: {"activation"},
+        100: {"temporary"},  # of forward
+        8: {"activation"},  # the loss: backward starts from it
+        4000: {"gradient"},
+        2000: {"temporary"},  # of backward
+        30: {"temporary"},  # of the optimizer
     }
-    assert rows == {
-        1024: ("aten::mm", 0, 2 * EVENT),
-        2048: ("aten::relu", EVENT, AFTER),
-        512: (None, BEFORE, 3 * EVENT),  # freed, never seen allocated
-        4096: (None, BEFORE, AFTER),  # what the totals hold beyond
-    }
+    assert set(held.texts("phase")) <= {None, "forward", "loss", "backward", "optimizer"}
+
+
+def test_parameters_and_state_come_from_the_metadata(tmp_path):
+    held = allocations(trained(tmp_path, 3, 4, parameters=[PARAMETER], optimizers=[SGD]))
+
+    rows = held.where(kind=("parameter", "optimizer_state"))
+    assert held["bytes"][rows].tolist() == [4000, 4000]
+    assert (held["begin"][rows] == BEFORE).all()
+    assert (held["end"][rows] == AFTER).all()
+    assert [text for text, row in zip(held.texts("layer"), rows, strict=True) if row] == ["a", "a"]
+    gradients = np.flatnonzero(held.where(kind="gradient"))
+    assert {held.parameter(row)["name"] for row in gradients} == {"a.weight"}
+
+
+def test_buffers_of_collectives_on_the_cpu_end_with_their_call(tmp_path):
+    recording = Recording()
+    for number in (3, 4):
+        start = recording.now
+        recording.inside("aten::mm", ("a", 512), "a")
+        recording.inside("c10d::allreduce_", (f"lost {number}", 4096))
+        recording.inside("aten::mm", ("b", 512), "b")
+        recording.range(f"ProfilerStep#{number}", start)
+
+    held = allocations(recording.trace(tmp_path))
+
+    assert held.peak(0, -1)[0] == 4096
+    assert held["end"][held["bytes"] == 4096].tolist() == [3 * EVENT - STEP, 8 * EVENT - STEP]
+    assert "2 buffers of collectives on the CPU" in held.notes[0]
+
+
+def test_sharded_parameters_count_with_the_part_of_this_rank(tmp_path):
+    parameter, optimizer = {**PARAMETER, "local_bytes": 2000}, {**SGD, "local_state_bytes": 2000}
+    held = allocations(trained(tmp_path, 3, parameters=[parameter], optimizers=[optimizer]))
+
+    rows = held.where(kind=("parameter", "optimizer_state"))
+    assert held["bytes"][rows].tolist() == [2000, 2000]
+
+
+def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path):
+    counted = {**SGD, "state_bytes": 4000 + 4}
+    fused = {**counted, "groups": [{**SGD["groups"][0], "settings": {"fused": True}}]}
+    bytes_of = {}
+    for name, optimizer in (("plain", counted), ("fused", fused)):
+        described = {"parameters": [ON_GPU], "optimizers": [optimizer]}
+        held = allocations(trained(tmp_path, 3, device=0, before=2**20, **described))
+        bytes_of[name] = held["bytes"][held.where(kind="optimizer_state")].tolist()
+    assert bytes_of == {"plain": [4096], "fused": [4096, 512]}

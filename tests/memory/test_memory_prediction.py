@@ -1,12 +1,17 @@
-"""Peak memory of what-ifs: verdicts, ranges, those that cannot say, mistakes in a user's file, laws."""
+"""The peak of a trace, whether it fits, and what a change makes of it."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
+from recordings import PARAMETER, SGD, Recording, training_step
+from shared import shared_trace
+from two_blocks import ALWAYS, predict_memory, two_blocks
+from view_text import view_text
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
@@ -21,9 +26,18 @@ from daydream.memory.allocations import (
 )  # fmt: skip
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
+from daydream.memory.report import idle, memory_of
+from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.predict.memory import answer_of, largest
-from daydream.predict.rank import rank
+from daydream.report.html.page import page
+from daydream.report.perfetto import events as timeline_events
 from daydream.report.views.memory import memory_line
+from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.schema import PHASES
+from daydream.trace.trace import Trace
+
+# Peak memory of what-ifs: verdicts, ranges, those that cannot say, mistakes in a user's file, laws
+
 
 KEYS = [
     "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
@@ -97,14 +111,6 @@ def test_the_line_of_a_whatif():
     assert line(**doubted) == "peak memory 12.00 -> 8.00 GiB (7.00 to 8.00), too close to tell in 8 GB"
 
 
-def test_the_capacity_is_that_of_the_traces_own_gpu():
-    held = table([(1000, 0, STEP, "temporary")], device=0)
-    held.trace.metadata["devices"] = [{"id": 0, "memory_bytes": 24 * 2**30}]
-
-    assert memory_after(held, []).capacity_bytes == 24 * 2**30
-    assert memory_after(held, [], 5).capacity_bytes == 5
-
-
 def test_the_worst_of_several_ranks_counts():
     held = table([(100, 0, STEP, "temporary"), (200, 0, STEP, "temporary")])
     held["rank"][1] = 1
@@ -112,6 +118,24 @@ def test_the_worst_of_several_ranks_counts():
     found = memory_after(held, [])
 
     assert (found.device, found.after_bytes) == ("rank 1, cpu", 200)
+
+
+def test_a_change_is_judged_in_steps_whose_backward_pass_was_recorded():
+    """Step 0 frees 100 in its backward pass, where 2 more are held; of step 1 the recording lost that."""
+    held = table([
+        (100, 0, 3 * STEP, "activation"), (2, 2 * STEP, 4 * STEP, "temporary"),
+        (105, 5 * STEP, AFTER, "activation"),
+    ])  # fmt: skip
+    held["step"][:] = 0, 0, 1
+    held["phase"][:] = [PHASES.index(phase) for phase in ("forward", "backward", "forward")]
+
+    def free(held):
+        held["end"][0] = STEP
+
+    found = memory_after(held, [MemoryChange("free", free)])
+
+    # 105 are held now, 102 in step 0, of which 100 stay without the change's 2.
+    assert (found.before_bytes, found.after_bytes) == (105, 103)
 
 
 # What cannot be said --------------------------------------------------------------------------------
@@ -160,46 +184,7 @@ def test_mistakes_of_a_file_are_told_in_a_line(edit, said, trace):
 # Ranges ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cases", "ends"),
-    [((0.5, 1.0, 3.0), (50, 100, 300)), ((3.0, 1.0, 2.0), (100, 100, 300))],  # however they are ordered
-)
-def test_what_is_not_known_makes_the_range(cases, ends):
-    held = table([(100, 0, STEP, "temporary")])
-
-    def grow(held):
-        held.scale(held.where(kind="temporary"), held.among(*cases))
-
-    found = memory_after(held, [MemoryChange("mine", grow)])
-
-    assert (found.low_bytes, found.after_bytes, found.high_bytes) == ends
-
-
 # Where it is told -----------------------------------------------------------------------------------
-
-
-def test_rank_sorts_by_memory():
-    ranking = rank(two_blocks(), by="memory", capacity=10**6, pairs=0)
-
-    peaks = [each.memory.after_bytes for each in ranking.optimizations if each.memory is not None]
-    assert len(peaks) > 2
-    assert peaks == sorted(peaks)
-    assert ranking.optimizations[0].optimization == "fused-adam"
-    assert all(each.to_json()["memory"]["fits"] for each in ranking.optimizations if each.memory is not None)
-
-
-def test_sweeps_and_scaling_tell_memory(trace):
-    found = daydream.sweep(trace, "batch-size", {"factor": [2.0, 32.0]}, capacity=3000)
-    peaks = {row["factor"]: (row["peak_memory_bytes"], row["fits"]) for row in found.rows()}
-    assert peaks == {
-        2.0: (ALWAYS + 2 * LAYER + 4 + 4 * WEIGHT, True),
-        32.0: (ALWAYS + 4 + 5 * 32 * LAYER, False),
-    }
-
-    rows = daydream.scaling(trace, [1, 2], bandwidth=10.0, capacity=3000).rows
-    now = ALWAYS + LAYER + 4 + 4 * WEIGHT
-    assert [row.memory.after_bytes for row in rows] == [now, now + 2 * WEIGHT]
-    assert [row.to_json()["memory"]["fits"] for row in rows] == [True, False]
 
 
 def test_the_largest_batch_is_the_last_that_fits(trace):
@@ -260,3 +245,168 @@ def test_to_remove_anything_never_raises_the_peak(held, data):
 def test_the_expected_peak_lies_in_the_range(held, factor):
     found = memory_after(held, [MemoryChange("mine", lambda held: resize_input(held, None, factor))])
     assert found.low_bytes <= found.after_bytes <= found.high_bytes
+
+
+# What `daydream memory --trace` answers: peaks by hand, sums that add up, traces of other people
+
+
+# file -> MiB at most allocated and reserved, as the recording's totals have them
+WITH_TOTALS = {
+    "a100_particle_transformer_forward_batch128": (3161.2, 3226.0),
+    "a100_particle_transformer_forward_batch8": (59.2, 248.0),
+    "h100_bert_small_inference": (96.6, 116.0),
+    "h100_qwen_0.5b_inference": (1991.8, 2508.0),
+    "h100_vit_inference": (220.6, 234.0),
+    "mi300x_bert_small_inference": (139.6, 214.0),
+    "mi300x_qwen_0.5b_inference": (2116.2, 2416.0),
+    "mi300x_vit_inference": (260.0, 278.0),
+}
+OF_2021 = {"v100_resnet50_loader_workers_0": 2662.3, "v100_resnet50_loader_workers_4": 2662.2}
+
+
+def public(name):
+    return daydream.load(shared_trace(f"kineto/{name}.json.gz"))
+
+
+@pytest.fixture
+def training(tmp_path):
+    recording = Recording()
+    for number in (3, 4, 5):
+        training_step(recording, number)
+    trace = recording.trace(tmp_path)
+    trace.metadata |= {"parameters": [PARAMETER], "optimizers": [SGD]}
+    return trace
+
+
+def test_the_peak_says_when_and_who(training):
+    report = memory_of(training, capacity=10**9)
+
+    (device,) = report.devices
+    assert device.peak_allocated_bytes == 4000 + 4000 + 64 + 2048 + 8 + 4000 + 2000
+    assert device.recorded_allocated_bytes == 64 + 2048 + 8 + 4000 + 2000
+    assert (device.device, device.peak_step, device.peak_phase) == ("cpu", "ProfilerStep#3", "backward")
+    assert dict(device.by_kind) == {
+        "gradient": 4000, "optimizer_state": 4000, "parameter": 4000, "activation": 2056, "temporary": 2000,
+        "input": 64,
+    }  # fmt: skip
+    assert dict(device.by_phase) == {"held before": 8000, "backward": 6000, "forward": 2112, "loss": 8}
+    assert dict(device.by_layer) == {"a": 8000 + 2048, "no layer": 6000 + 64 + 8}
+    assert device.capacity_bytes == 10**9
+    assert report.outside_bytes is None
+    json.dumps(report.to_json())
+
+
+@pytest.mark.parametrize("name", [*WITH_TOTALS, *OF_2021])
+def test_peaks_of_public_traces_and_their_parts_add_up(name):
+    report = memory_of(public(name))
+    first = report.devices[0]
+    assert first.recorded_allocated_bytes == first.peak_allocated_bytes
+    for each in report.devices:
+        for parts in (each.by_kind, each.by_phase, each.by_layer):
+            assert sum(parts.values()) == each.peak_allocated_bytes
+
+
+changes = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10**6), st.integers(-1, 1)), max_size=60)
+
+
+@given(changes)
+def test_sums_add_up_to_the_peak_of_any_history(asked):
+    """Each request allocates at an address of a device that is free, or frees what lies there."""
+    held: dict[tuple[int, int], int] = {}
+    rows = []
+    for address, asked_bytes, device in asked:
+        nbytes = asked_bytes if device < 0 else -(-asked_bytes // 512) * 512
+        amount = -held.pop((device, address)) if (device, address) in held else nbytes
+        if amount > 0:
+            held[device, address] = nbytes
+        rows.append((address, amount, device))
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    events = MemoryEvents(
+        {"time_ns": np.arange(len(rows)), "address": columns[0], "bytes": columns[1], "device": columns[2]}
+    )
+    if not rows:
+        return
+    trace = Trace({}, {}, memory=events)
+
+    for each in memory_of(trace).devices:
+        device = -1 if each.device == "cpu" else int(each.device[5:])
+        running = np.cumsum(np.where(columns[2] == device, columns[1], 0))
+        assert each.peak_allocated_bytes == each.recorded_allocated_bytes == running.max()
+        for parts in (each.by_kind, each.by_phase, each.by_layer):
+            assert sum(parts.values()) == each.peak_allocated_bytes
+        assert sum(holder.bytes for holder in each.holders) == each.peak_allocated_bytes
+
+
+def test_names_from_a_trace_cannot_steer_a_terminal(tmp_path):
+    recording = Recording()
+    recording.inside("aten::mm\x1b[31m", ("a", 512), "a")
+    assert "\x1b" not in str(view_text(memory_of(recording.trace(tmp_path)), verbose=True))
+
+
+def test_timelines_and_reports_show_it(training):
+    replay = daydream.replay(training)
+    counters = [each for each in timeline_events(replay) if each["name"] == "memory: cpu"]
+    assert (
+        max(each["args"]["value"] for each in counters) == memory_of(training).devices[0].peak_allocated_bytes
+    )
+    assert 'id="memory-chart"' in page(replay, memory=memory_of(training))
+    assert 'id="memory-chart"' not in page(replay)
+
+
+# Recorded peaks of the public traces: exact at every event where totals were recorded
+
+
+def test_the_headline_is_what_the_allocator_recorded():
+    mib = 1 << 20
+    device = DeviceMemory(
+        rank=0, device="cuda:0", capacity_bytes=2048 * mib, peak_allocated_bytes=910 * mib,
+        peak_reserved_bytes=1000 * mib, recorded_allocated_bytes=900 * mib,
+        recorded_reserved_bytes=1000 * mib,
+    ).having(holders=())  # fmt: skip
+
+    lines = view_text(MemoryReport((device,))).splitlines()
+    assert lines[:3] == [
+        "cuda:0: peak 900.0 MiB allocated, 1,000.0 MiB reserved: fits in 2 GiB (1,048.0 MiB left)",
+        "  needs 1,300 to 1,600 MiB of the GPU, with CUDA's context of 300 to 600 MiB",
+        "  replayed: 910.0 MiB allocated, what predictions and the tables below are about",
+    ]
+    changed = device.but(peak_reserved_bytes=950 * mib).having(holders=())
+    other = view_text(MemoryReport((changed,))).splitlines()
+    assert other[0].startswith("cuda:0: peak 910.0 MiB allocated, 950.0 MiB reserved: fits")
+    assert other[2] == "  as recorded: 900.0 MiB allocated, 1,000.0 MiB reserved"
+
+
+# What operators touch, what layers need, what waits: worked out by hand
+
+
+FLOAT = ["float", "float"]
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """A linear layer whose output waits while another operator works, and is then used."""
+    recording = Recording()
+    start = recording.now
+    recording.inside("aten::randn", ("in", 400))
+    recording.layer("a", ("out", 800), op="aten::linear",
+                    **{"Input Dims": [[10, 10], [20, 10]], "Input type": FLOAT})  # fmt: skip
+    recording.inside("aten::relu", ("peak", 8000), "peak", **{"Input Dims": [[1000]], "Input type": FLOAT})
+    recording.now += 30
+    recording.inside("aten::sum", **{"Input Dims": [[10, 20]], "Input type": FLOAT})
+    recording.between("out", "in")
+    recording.range("ProfilerStep#1", start)
+    return recording.trace(tmp_path)
+
+
+def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
+    held = allocations(layers)
+
+    found = {each.name: each for each in idle(held, layers.memory, 0, -1)}
+
+    # 800 bytes: linear is given as many (its weight) until 20 us, the sum from 60 us on.
+    assert found["aten::linear a"].idle_ns == 40_000
+    assert found["aten::linear a"].never_again == 0
+    assert found["aten::linear a"].gigabytes_per_second == 2 * 800 / 40_000
+    # 400 bytes: linear reads them until 20 us; Python frees them at 73 us.
+    assert found["aten::randn"].never_again == 1
+    assert found["aten::randn"].idle_ns == 73_000 - 20_000

@@ -1,20 +1,31 @@
-"""Sequence length and batch size, by recorded shapes: each answer worked out by hand."""
+"""Other batches and lengths, and what grows with them: each answer worked out by hand."""
 
 from math import isnan, prod
 
 import pytest
+from daydream.optimizations._hardware import scale
+from daydream.optimizations._layers import add_layers, remove_layers
 from daydream.optimizations._optimizer import fused_adam
+from daydream.optimizations._substitution import metaflow
 from daydream.optimizations.batch_size import batch_size, sequence_length
-from graph.small_graphs import kernels
+from daydream.optimizations.checkpointing import checkpointing
+from daydream.optimizations.gradient_accumulation import gradient_accumulation
+from daydream.optimizations.pipeline import input_bytes, pipeline
+from daydream.optimizations.tensor_parallel import Divided
+from graph.small_graphs import kernels, put
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_calls, refuses
+from recorded import Program, does_not_apply, kernel_ns, makespan, of_calls, refuses, thread_and_stream
 from shared import shared_replay
+from test_model_parallel import transformer
 
-from daydream import Graph
-from daydream.costs.device.input_sizes import is_feature_size, recorded_batch, recorded_length
-from daydream.costs.device.launch_grids import growth_by_grids
+from daydream import Graph, GraphError, NotApplicableError
+from daydream.costs import work
+from daydream.costs.device.input_sizes import is_feature_size, recorded_length
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
+
+# Sequence length and batch size, by recorded shapes: each answer worked out by hand
+
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
@@ -94,18 +105,6 @@ def test_tokens_picked_for_an_expert_grow_with_all_tokens():
     assert no_rows == 1
 
 
-def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
-    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
-    graph = of_calls(
-        "linear 4x5x16 64x16 64",
-        "mul 12x12 -",
-        "fill_ 1x64 - backward",
-        "add 4x5x64 4x5x64",
-    )
-    batch_size(graph, factor=2)
-    assert grown(graph) == [2, 1, 1, 2]
-
-
 def test_lengths_that_are_no_question_are_refused():
     does_not_apply("10 tokens already", sequence_length, attention(), length=10)
     refuses("1 or more", sequence_length, attention(), length=0)
@@ -124,26 +123,8 @@ def training_by_shapes():
     return p.graph()
 
 
-@pytest.mark.parametrize("factor", [0.5, 2, 3.5])
-def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
-    graph = training_by_shapes()
-    assert recorded_batch(graph) == 6
-    batch_size(graph, factor=factor)
-    loading = 2 * factor + 4 + 100 * factor  # the operator's own 2 and the copy grow, the latency does not
-    assert makespan(graph) == loading + 2 * (5_000 + 75_000 * factor) + 80_000 + 80_000
-
-
 def test_a_batch_of_no_whole_number_is_refused():
     refuses("not a whole number", batch_size, training_by_shapes(), factor=0.3)
-
-
-def test_sequence_first_layouts_do_not_hide_the_batch():
-    graph = of_calls(
-        "linear 43x8x16 16x16 16",
-        "conv1d 8x4x43 16x4x1 16",
-        "relu 8x16x43",  # shows the convolution's output
-    )
-    assert recorded_batch(graph) == 8
 
 
 # Products without a bias: which of their sizes is the batch
@@ -180,31 +161,12 @@ def test_rows_of_a_product_grow_whatever_else_is_a_multiple_of_the_batch():
     assert isnan(found.results[4])  # no product
 
 
-def test_a_product_of_parameters_alone_stays():
-    found = growth(products("5x16 16x64"), 8, 16)
-    assert (found.flop[1], found.nbytes[1]) == (1, 1)
-
-
 @pytest.mark.parametrize("added", [[16], [1, 16], [1, 1]])
 def test_of_what_is_broadcast_only_the_dimension_of_the_batch_grows(added):
     # 16 features are a multiple of the batch of 8, too.
     found = growth(of_calls(("add", [[8, 16], added, []])), 8, 24)
     assert found.flop.tolist() == [3.0]
     assert found.nbytes.tolist() == pytest.approx([(2 * 24 * 16 + prod(added)) / (2 * 8 * 16 + prod(added))])
-
-
-def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
-    # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
-    graph = of_calls(
-        "linear 4x4x16 16x16 16",
-        "linear 4x4x16 10x16 10",
-        "embedding 10x16 4x4",
-        "index_select 10x16 - 16",
-        "_log_softmax 16x10 - - loss",
-    )
-    found = growth(graph, 4, 8)
-    assert found.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
-    assert found.known.all()
 
 
 def test_pairs_of_tokens_grow_as_the_square_of_the_length():
@@ -215,40 +177,6 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_a_librarys_convolution_keeps_its_weight():
-    # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
-    graph = of_calls("cudnn_convolution 8x64x1x30 64x64x1x1", "relu 8x64x1x30")
-    assert growth(graph, 8, 24).flop.tolist() == [3.0, 3.0]
-
-
-def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
-    # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", 80_000), shapes="8x4x4 4x4 4")
-    for many in (2, 3):
-        p.op("aten::relu", "forward", shapes=[[8, many, 4]])
-    p.op("aten::matmul", "backward", ("product", 240_000), shapes="24x16 16x64")
-    graph = p.graph()
-    batch_size(graph, factor=3, recorded=8)
-    assert kernel_ns(graph, name="product") == [5_000 + 235_000 * 3]
-    assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
-
-
-# Which size is meant
-
-
-@pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
-def test_the_length_stands_where_the_operator_has_it(name):
-    #                   batch x length x heads x width,            batch x heads x length x width
-    call = (name, [[2, 40, 6, 8]] * 3)
-    assert recorded_length(of_calls(call)) == 40
-    both = of_calls(call, ("_scaled_dot_product_flash_attention", [[2, 6, 40, 8]] * 3))
-    assert (recorded_length(both), recorded_batch(both)) == (40, 2)
-    sequence_length(both, length=20)
-    # Half as many queries and half as many keys: a quarter of the scores.
-    assert grown(both) == [1 / 4, 1 / 4]
-
-
 def test_of_two_sizes_seen_equally_often_none_is_taken():
     graph = of_calls(
         ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
@@ -257,6 +185,9 @@ def test_of_two_sizes_seen_equally_often_none_is_taken():
     does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
     does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
     batch_size(graph, factor=2, recorded=2)
+
+
+# Which size is meant
 
 
 @pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
@@ -283,44 +214,13 @@ def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
     assert grown(graph) == [2, 2, 2, 2, 2]
 
 
-def test_a_size_of_one_is_no_evidence_beside_another():
-    words, positions = ("embedding", "100x16 8x20"), ("embedding", "50x16 1x20")
-    assert recorded_batch(of_calls(words, positions)) == 8
-
-
 # Work without shapes
-
-
-def decoding(*, with_shapes, without, training=False):
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes="8x16 32x16 32")
-    p.op("graph launch", "backward" if training else "forward", ("replayed", without))
-    return p.graph()
-
-
-@pytest.mark.parametrize("factor", [0.5, 2])
-def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    does_not_apply(
-        "no shapes show how 75% of the work would grow",
-        batch_size,
-        decoding(with_shapes=100_000, without=300_000),
-        factor=factor,
-    )
-    does_not_apply(
-        "no shapes show how 100% of the work would grow",
-        batch_size,
-        of_calls(("linear", None)),
-        factor=factor,
-    )
 
 
 # Work that only grids tell of
 
 ELEMENTS = 512  # a block of torch's vectorized kernels works on so many elements
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>(int, T2, T3)"
-
-
-UPDATE = ("update", None, "optimizer")
 
 
 def of_grids(*kernels):
@@ -349,14 +249,6 @@ def grids_of_a_step(length=64, heads=6, width=80):
     )
 
 
-def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
-    graph = grids_of_a_step()
-    sequence_length(graph, length=128)
-    #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
-    assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
-    assert noted(graph, "from 64 to 128 tokens")
-
-
 def test_grids_without_scores_do_not_tell_a_length():
     graph = grids_of_a_step()
     graph.select(name="SoftMax|64x64").remove()
@@ -365,46 +257,11 @@ def test_grids_without_scores_do_not_tell_a_length():
     assert max(grown(graph)) == 2
 
 
-@pytest.mark.parametrize(
-    ("softmax", "blocks"),
-    [
-        ("void cunn_SoftMaxForward<4, float>", 6 * 64),
-        (
-            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 6, false, false>",
-            6 * 64 // 8,
-        ),
-        ("void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)0, (bool)0>", 6 * 64 // 4),
-    ],
-)
-def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(softmax, blocks):
-    graph = of_grids(
-        ("sgemm_64x64_tn", "1,1,6", "forward"),
-        (softmax, f"{blocks},1,1", "forward"),
-        ("sgemm_32x32_nn", "2,2,6", "forward"),
-        UPDATE,
-    )
-    work = graph.select(kind="kernel", phase="forward")
-    assert growth_by_grids(graph, work).length == 64
-    assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
-
-
 def test_a_length_that_grids_contradict_is_refused():
     refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
 
 
 # Public traces, where their layout decides the answer
-
-
-COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
-LOADER = "kineto/v100_resnet50_loader_workers_4.json.gz"
-
-
-def test_every_product_of_a_compiled_model_grows_by_its_rows():
-    graph = shared_replay(COMPILED).graph.copy()
-    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
-    products = graph.select(kind="kernel", op=r"^aten::mm$")
-    for old, new, every in ((8, 16, False), (4096, 2048, True)):
-        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}
 
 
 @pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
@@ -415,11 +272,188 @@ def test_decoding_by_replayed_graphs_is_refused(name, factor):
     )
 
 
-def test_a_fused_update_goes_at_one_bandwidth_with_and_without_a_larger_batch():
-    alone, combined = (shared_replay(LOADER).graph.copy() for _ in range(2))
-    batch_size(combined, factor=4)
-    for graph in (alone, combined):
-        fused_adam(graph)
-    times = [kernel_ns(graph, name="^fused") for graph in (alone, combined)]
-    assert times[0] == times[1]
-    assert times[0]
+# What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand
+
+
+MIB = 2**20
+
+
+def streaming():
+    """An addition of 8 x 262,144 floats, 8 MiB each: 24 MiB moved in 12 x 2**20 ns, 2 B/ns."""
+    return of_calls(
+        "linear 8x16 32x16 32",
+        "add 8x262144 8x262144 -",
+        "mm 32x8 8x16 backward",
+        "add_ 32x16 32x16 - optimizer",
+        ns=12 * MIB,
+    )
+
+
+def test_work_after_a_larger_batch_is_that_of_the_larger_batch():
+    graph = streaming()
+    batch_size(graph, factor=4)
+    after = work(graph, kernels(graph))
+    # 32 x 16 weights; the update's work is that of the parameters.
+    assert after.flop.tolist() == [2 * 32 * 16 * 32, 32 * 262144, 2 * 32 * 16 * 32, 32 * 16]
+    moved = [32 * 16 + 32 * 16 + 32 * 32 + 32, 3 * 32 * 262144, 32 * 32 + 32 * 16 + 32 * 16, 3 * 32 * 16]
+    assert after.nbytes.tolist() == [4 * elements for elements in moved]
+    shapes = kernels(graph).shapes.tolist()
+    assert shapes[0] == "[[32,16],[32,16],[32]]"
+    assert shapes[2] == "[[32,32],[32,16]]"
+
+
+def test_work_of_unknown_batch_grows_by_the_factor():
+    phases = ("forward", "backward", "optimizer")
+    graph = of_calls(*[("add", "1000 1000", phase) for phase in phases])
+    batch_size(graph, factor=3)
+    assert work(graph, kernels(graph)).flop.tolist() == [3000, 3000, 1000]
+
+
+def test_sums_of_divided_layers_are_those_of_the_larger_batch():
+    # 4 tokens of 8 floats become 8, those of the batch of 4.
+    recorded, grown = transformer(), transformer()
+    batch_size(grown, factor=2)
+    assert {nbytes for _, nbytes, _ in Divided(recorded, 2).sums} == {4 * 8 * 4}
+    assert {nbytes for _, nbytes, _ in Divided(grown, 2).sums} == {8 * 8 * 4}
+    assert (input_bytes(recorded, "blocks.1"), input_bytes(grown, "blocks.1")) == (4 * 8 * 4, 8 * 8 * 4)
+
+
+# What is computed: batch size, accumulation, checkpointing, fewer layers, each answer worked out by hand
+
+
+def cpu_step(steps=1):
+    #  main  |load 5|a 10|b 20|loss 3|b' 40|a' 30|optimizer 7|
+    graph = Graph()
+    for step in range(steps):
+        for name, duration, phase, layer in (
+            ("load", 5, "data", None),
+            ("a forward", 10, "forward", "a"),
+            ("b forward", 20, "forward", "b"),
+            ("loss", 3, "loss", None),
+            ("b backward", 40, "backward", "b"),
+            ("a backward", 30, "backward", "a"),
+            ("optimizer", 7, "optimizer", None),
+        ):
+            put(graph, name, "main", duration, phase=phase, layer=layer, step=step)
+    return graph
+
+
+PASSES = 10 + 20 + 3 + 40 + 30
+
+
+# Gradient accumulation
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_accumulation_repeats_all_but_the_optimizer(steps):
+    graph = cpu_step(2)
+    gradient_accumulation(graph, batches=steps)
+    assert makespan(graph) == 2 * (steps * (5 + PASSES) + 7)
+    assert len(graph.select(phase="optimizer")) == 2
+
+
+def test_gradients_are_reduced_once():
+    graph = cpu_step()
+    put(
+        graph,
+        "all-reduce",
+        "link",
+        100,
+        phase="backward",
+        step=0,
+        collective="all_reduce",
+        after=[graph.select(name="b backward")],
+        before=[graph.select(name="optimizer")],
+    )
+    gradient_accumulation(graph)
+    assert len(graph.select(kind="collective")) == 1
+    # The all-reduce of the last batch runs beside `a backward` (30) and ends 100 behind `b backward`.
+    assert makespan(graph) == 2 * 5 + PASSES + (10 + 20 + 3 + 40) + 100 + 7
+
+
+def test_accumulation_needs_a_training_step():
+    refuses("2 or more", gradient_accumulation, cpu_step(), batches=1)
+    does_not_apply("backward", gradient_accumulation, thread_and_stream("f 50 forward"))
+    does_not_apply("optimizer", gradient_accumulation, thread_and_stream("b 50 backward"))
+
+
+# Checkpointing
+
+
+# Fewer layers
+
+
+@pytest.mark.parametrize("what", [checkpointing, remove_layers])
+def test_layers_that_are_not_there_are_refused(what):
+    with pytest.raises(NotApplicableError, match="layers 'c'"):
+        what(cpu_step(), layers="c")
+
+
+def test_checkpointing_needs_a_backward_pass():
+    graph = cpu_step()
+    graph.select(phase="backward").remove()
+    does_not_apply("both forward and backward", checkpointing, graph)
+
+
+# Batch size
+
+
+@pytest.mark.parametrize("factor", [0.5, 2, 4])
+def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(factor):
+    #  thread  |load 100|launch 6|launch 6|launch 6|launch 6|
+    #  stream           4|copy 40|f 80,000|b 80,000|optimizer 80,000|
+    # All kernels are alike, so 5,000 of each, the most that can be, count as its fixed cost.
+    graph = thread_and_stream(
+        "Memcpy HtoD 40 forward, f 80000 forward, b 80000 backward, o 80000 optimizer",
+    )  # fmt: skip
+    graph.insert_before(graph.select(name="begin"), "load", duration_ns=100, phase="data")
+    batch_size(graph, factor=factor)
+    assert makespan(graph) == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
+
+
+def test_a_batch_that_is_no_question_is_refused():
+    for what in (scale, batch_size):
+        with pytest.raises(NotApplicableError, match="as it is"):
+            what(cpu_step(), factor=1)
+    refuses("more than 0", batch_size, cpu_step(), factor=0)
+    does_not_apply("forward or backward", batch_size, thread_and_stream("o 20 optimizer"), factor=2)
+
+
+# Values of options that make no sense are refused in a line that names the option
+
+
+def two_blocks():
+    #  main  |block 0 10|block 1 10|backward 20|optimizer 5|
+    graph = Graph()
+    for name, duration, phase, layer in (
+        ("a", 10, "forward", "blocks.0"),
+        ("b", 10, "forward", "blocks.1"),
+        ("c", 20, "backward", "blocks.1"),
+        ("d", 5, "optimizer", None),
+    ):
+        put(graph, name, "main", duration, phase=phase, layer=layer, step=0)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("optimization", "options", "words"),
+    [
+        (fused_adam, {"memory_speedup": 0.0}, "memory_speedup must be above 0, not 0"),
+        (sequence_length, {"length": 8, "recorded": -2}, "recorded must be 1 or more, not -2"),
+        (pipeline, {"activation_mb": -1.0}, "activation_mb must be 0 or more, not -1"),
+        (add_layers, {"count": 1_000_000_000}, "count 1,000,000,000 would add .* tasks"),
+        (gradient_accumulation, {"batches": 10**9}, "batches 1,000,000,000 would add 2,999,999,997 tasks"),
+    ],
+)
+def test_it_names_the_option(optimization, options, words):
+    graph = two_blocks()
+    with pytest.raises(GraphError, match=words) as refused:
+        optimization(graph, **options)
+    assert not isinstance(refused.value, NotApplicableError)
+    assert graph.ids.tolist() == [0, 1, 2, 3]
+
+
+def test_layers_times_one_are_the_same_layers():
+    does_not_apply(
+        "a factor of 1 leaves the layers as they are", metaflow, two_blocks(), layers="blocks.*", factor=1.0
+    )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from daydream.optimizations._input import dataloader, pinned_memory, prefetch
 from graph.small_graphs import named, names, put
-from graph.small_traces import call, launched, note, trace
+from graph.small_traces import launched, trace
 from recorded import does_not_apply, makespan, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace
 
@@ -45,14 +45,6 @@ def test_too_few_workers_hold_up_the_step(workers, end):
     dataloader(graph, workers=workers, get_ms=FETCH)
     assert makespan(graph) == end
     assert set(graph.select(phase="data", name="load").lane) == {"loader workers"}
-
-
-def test_device_work_of_the_loading_phase_stays_on_the_main_thread():
-    graph = thread_and_stream((PAGEABLE, 30, "data"), ("k", 10, "forward"))
-    graph.insert_before(graph.select(name="begin"), "read", duration_ns=100, phase="data")
-    dataloader(graph, get_ms=FETCH)
-    assert graph.select(kind="memcpy").launches().lane.tolist() == ["thread 1"]
-    assert makespan(graph) == 5 + 4 + 30 + 10
 
 
 @pytest.mark.parametrize(
@@ -181,23 +173,6 @@ def bursts_of_two(cycles=8, unit=1):
     return trace(rows, steps=tuple(starts))
 
 
-@pytest.mark.parametrize(
-    ("options", "mean"),
-    [
-        ({"workers": 1}, 100),
-        ({"workers": 2}, 50),
-        ({"workers": 4}, 25),
-        ({"workers": 4, "recorded": 4}, 50),
-        ({}, 10),  # never waits: two calls of 5 us
-    ],
-)
-def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(options, mean):
-    replay = daydream.replay(bursts_of_two())
-    assert replay.measured_ns == pytest.approx(50e3, rel=0.12)
-    predicted = daydream.whatif(replay, "dataloader", get_ms=FETCH, **options)
-    assert predicted.predicted_ns == pytest.approx(mean * 1e3, rel=0.12)
-
-
 @pytest.mark.parametrize("recorded", [None, 3])
 def test_as_many_workers_as_were_recorded_give_the_steps_that_were(recorded):
     replay = daydream.replay(bursts_of_two())
@@ -227,41 +202,6 @@ def test_where_a_step_waits_for_worker_processes_they_may_set_its_pace(change):
     replay = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz")
     answer = daydream.whatif(replay, change)
     assert answer.predicted_ns <= 333.6e6 <= 1.001 * answer.predicted_high_ns
-
-
-LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-
-
-@pytest.mark.parametrize(
-    ("wait", "whole", "faster"), [(80e3, 100e3, 90e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
-)
-def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whole, faster):
-    #  thread  |wait for a batch 80 ms|launch, synchronize 20|
-    #  stream                          |k                   |
-    rows = []
-    for n in range(10):
-        begin, at, end = n * whole, n * whole + wait, (n + 1) * whole
-        rows += [note(LOADER, begin, at, phase="data"), *launched("k", at, at + 5, end, n)]
-        rows += [call("cudaDeviceSynchronize", at + 5, end)]
-    replay = daydream.replay(trace(rows, steps=tuple(whole * n for n in range(11))))
-    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
-    assert predicted.predicted_high_ns >= 0.999e3 * whole
-
-
-def test_a_pause_that_no_recorded_step_waits_for_sets_no_pace():
-    #  thread  |launch 5| nothing recorded, 60 ms |launch 5|synchronize 30|
-    #  stream           |k 90 ..............................|k 5          |
-    rows = []
-    for at in range(0, 1_000_000, 100_000):
-        rows += launched("k", at, at + 5_000, at + 95_000, at)
-        rows += launched("k", at + 65_000, at + 95_000, at + 100_000, at + 1)
-        rows += [call("cudaDeviceSynchronize", at + 70_000, at + 100_000)]
-    replay = daydream.replay(trace(rows, steps=tuple(range(0, 1_000_001, 100_000))))
-    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    #  then the step takes what the thread does, during whose second launch the second kernel runs
-    assert predicted.predicted_ns == pytest.approx(70e6, rel=0.001)
-    assert predicted.predicted_high_ns < 95e6
 
 
 def test_a_trace_suggests_twice_the_workers_that_load_already():

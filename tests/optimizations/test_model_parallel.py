@@ -1,12 +1,13 @@
 """Tensor and pipeline parallelism: each answer worked out by hand."""
 
 import pytest
-from daydream.optimizations.pipeline import equal_parts, in_order, passes_of_stages, pipeline
+from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
-from graph.small_graphs import kernels, named, put
-from recorded import Program, does_not_apply, kernel_ns, makespan, noted
+from graph.small_graphs import put
+from recorded import Program, does_not_apply, makespan, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream.world.compose import in_order, passes_of_stages
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 FLOOR = 10  # of any kernel: the four smallest of each program take it
@@ -120,20 +121,6 @@ def test_products_and_what_lies_between_are_divided_and_two_sums_a_pass_and_bloc
     assert not graph.lint()
 
 
-def test_sums_come_behind_the_layers_that_close_a_part():
-    graph = transformer(blocks=2)
-    tensor_parallel(graph, degree=2, bandwidth=1.0)
-    order = graph.select(on="gpu")
-    before = [
-        layer for layer, kind in zip(order.layer[:-1], order.kind[1:], strict=True) if kind == "collective"
-    ]
-    of_block = {0: ["out", "down", "up", "qkv"], 1: ["out", "down", "up", "qkv"]}
-    assert before == [
-        *(f"blocks.{block}.{layer}" for block in (0, 1) for layer in of_block[block][:2]),
-        *(f"blocks.{block}.{layer}" for block in (1, 0) for layer in of_block[block][2:]),
-    ]
-
-
 def test_queries_keys_and_values_apart_are_one_part_also_where_all_layers_are_square():
     p = Program()
     p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
@@ -180,15 +167,6 @@ def test_logits_that_no_loss_follows_are_gathered():
     gathered = graph.select(kind="collective").last()
     assert (gathered.collective[0], gathered.bytes[0]) == ("all_gather", 4 * 64 * 4 // 2)
     assert gathered.duration_ns[0] == 4 * 64 * 4 // 2  # one step of a ring of two passes half on
-
-
-def test_the_optimizer_updates_the_parts_of_a_gpu():
-    graph = transformer(update=90)
-    before = makespan(graph)
-    tensor_parallel(graph, degree=2, bandwidth=1.0)
-    after = kernel_ns(graph, phase="optimizer")
-    assert after == [FLOOR + 80 * (0.25 + 0.75 / 2)]  # 120 of 160 parameters of a block are divided
-    assert makespan(graph) < before
 
 
 def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
@@ -301,127 +279,24 @@ def test_messages_are_waited_for(schedule):
     assert sent.bytes.tolist() == [3] * 4
 
 
-def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
-    #  rank 0 of 2 blocks of 4: |F 20|   |B 40|update 2 x 7|
-    graph = stack(blocks=4, update=7, steps=2)
-    pipeline(graph, stages=2, micro_batches=1, **FREE)
-    updates = graph.select(phase="optimizer", step=0)
-    assert updates.where(rank=0).duration_ns.tolist() == [7, 7, 0, 0]
-    assert updates.where(rank=1).duration_ns.tolist() == [0, 0, 7, 7]
-    # The second step's first pass waits for the update; the last stage's update is hidden.
-    assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
-
-
-def test_stages_are_of_equal_time():
-    assert equal_parts([10, 10, 10, 10], 2) == [0, 2]
-    assert equal_parts([30, 10, 10, 10], 2) == [0, 1]
-    assert equal_parts([1, 1, 1, 5, 5], 3) == [0, 3, 4]
-    assert equal_parts([1, 2, 3], 1) == [0]
-    graph = stack(blocks=3)
-    graph.select(layer="blocks.0").scale(2)
-    pipeline(graph, stages=2, micro_batches=1, **FREE)
-    assert sorted(set(graph.select(rank=1).layer)) == ["blocks.1", "blocks.2"]
-    assert "Blocks of the stages: 1, 2, with 50%, 50% of the passes' time." in graph.facts.notes
-
-
 def test_schedules_as_their_authors_draw_them():
-    def drawn(*how):
+    def drawn(*how, **options):
         return [
-            " ".join(("B" if b else "F") + f"{c}.{m}" for b, c, m in one) for one in passes_of_stages(*how)
+            " ".join(("B" if b else "F") + f"{c}.{m}" for b, c, m in one)
+            for one in passes_of_stages(*how, **options)
         ]
 
-    assert drawn("gpipe", 2, 2) == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
-    assert drawn("1f1b", 2, 3) == ["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
-    assert drawn("interleaved", 2, 2, 2) == [
+    assert drawn(2, 2, gpipe=True) == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
+    assert drawn(2, 3) == ["F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
+    assert drawn(2, 2, 2) == [
         "F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1",
         "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1",
     ]
-    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+    for gpipe, chunks in ((True, 1), (False, 1), (False, 2)):
         for stages in (2, 3, 4):
             batches = 2 * stages
-            order = in_order(passes_of_stages(schedule, stages, batches, chunks), stages * chunks)
-            assert len(set(order)) == 2 * stages * chunks * batches
-
-
-def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
-    #  stream 7         6|tiny tiny F0 F0|   ...
-    #  rank 1 stream 7               | F1 F1 | B1 B1 |  ...
-    graph = transformer(update=90)
-    each = graph.select(kind="kernel", phase=("forward", "backward"))
-    before = len(each)
-    pipeline(graph, stages=2, micro_batches=3, micro_batch="recorded", bandwidth=1.0)
-    work = graph.select(kind="kernel", phase=("forward", "backward"))
-    assert len(work) == len(work.launches()) == 3 * before
-    assert set(work.lane) == {"stream 7", "rank 1 stream 7"}
-    assert set(work.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
-    assert graph.select(kind="collective").bytes.tolist() == [4 * 8 * 4] * 6  # the norm's input
-    assert kernel_ns(graph, phase="optimizer") == [50, 50]
-    assert not graph.lint()
-    forward, backward, message = 70 + HALVED, 60 + HALVED_BACKWARD, 4 * 8 * 4
-    first = 4 * FLOOR + forward  # rank 0: F0 F1 B0 F2 B1 B2, rank 1: F0 B0 F1 B1 F2 B2
-    b0 = BEGIN + first + message + forward + backward  # the end of B0 on rank 1
-    b1 = b0 + forward + backward
-    f2 = b0 + message + backward + first  # on rank 0, behind B0
-    b2 = max(b1, f2 + message) + forward + backward
-    assert max(f2, b1 + message) + backward < b2 + message
-    assert makespan(graph) == b2 + message + backward + 50
-
-
-def test_a_divided_batch_does_the_same_work_in_parts():
-    #  10 samples of 3 features, in two micro-batches of 5
-    p = Program()
-    p.op("aten::zero_", "forward", TINY, TINY, TINY, TINY)
-    for block in ("blocks.0", "blocks.1"):
-        p.op("aten::gelu", "forward", ("gelu", 50), shapes="10x3", layer=block)
-        p.op("aten::addmm", "forward", ("linear", 210), shapes="3 10x3 3x3", layer=block)
-    for block in ("blocks.1", "blocks.0"):
-        p.op("aten::mm", "backward", ("inputs", 110), shapes="10x3 3x3", layer=block)
-        p.op("aten::mm", "backward", ("weights", 130), shapes="3x10 10x3", layer=block)
-        p.op("aten::gelu_backward", "backward", ("gelu", 70), shapes="10x3 10x3", layer=block)
-    graph = p.graph()
-    total = kernels(graph).total("duration_ns")
-    pipeline(graph, stages=2, micro_batches=2, bandwidth=1.0)
-    work = kernels(graph)
-    assert len(work) == 2 * (4 + 2 * 5)
-    assert work.total("duration_ns") == total + (4 + 2 * 5) * FLOOR  # the fixed cost is there once more
-    assert graph.select(kind="collective").bytes.tolist() == [5 * 3 * 4] * 4
-
-
-def test_a_gpu_has_one_thread_for_both_passes():
-    #  main   |F0 10|F1 10|(idle 500)
-    #  engine              |B1 20|B0 20|(idle 500)
-    graph = Graph()
-    before = []
-    for name, phase, lane, ns, gap in (
-        ("0", "forward", "main", 10, 0), ("1", "forward", "main", 10, 500),
-        ("1", "backward", "engine", 20, 0), ("0", "backward", "engine", 20, 500),
-    ):  # fmt: skip
-        task = graph.insert(
-            phase, kind="cpu", lane=lane, duration_ns=ns, gap_ns=gap, phase=phase, step=0,
-            layer=f"blocks.{name}", after=before,
-        )  # fmt: skip
-        before = [task]
-    pipeline(graph, stages=2, micro_batches=3, **FREE)
-    assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
-    assert makespan(graph) == (3 + 1) * (10 + 20)
-
-
-def test_a_call_that_waits_for_the_device_waits_for_its_own():
-    #  rank 1 launches 1 and waits; rank 0 has launched 0 again meanwhile
-    graph = transformer(blocks=2)
-    call = graph.select(kind="cpu", layer="blocks.1*", phase="forward").last()
-    wait = graph.insert_after(call, "sync", duration_ns=1)
-    graph.syncs.add(task=wait.ids[0], lane=-1, point=wait.ids[0], latency_ns=0)
-    pipeline(graph, stages=2, micro_batches=4, micro_batch="recorded", bandwidth=1.0)
-    assert not graph.lint()
-    waits = named(graph, "sync")
-    assert set(waits.lane) == {f"rank 1 {graph.select(kind='cpu', rank=0).lane[0]}"}
-    timeline = simulate(graph)
-    ends = dict(zip(timeline.task.tolist(), timeline.end_ns.tolist(), strict=True))
-    for sync in waits.ids.tolist():
-        own = graph.select(kind="kernel", rank=1, phase="forward").ids.tolist()
-        before = [task for task in own if graph.columns["order"][task] < graph.columns["order"][sync]]
-        assert ends[sync] == max(ends[task] for task in before) + 1
+            passes = passes_of_stages(stages, batches, chunks, gpipe=gpipe)
+            assert len(set(in_order(passes, stages * chunks))) == 2 * stages * chunks * batches
 
 
 @pytest.mark.parametrize(

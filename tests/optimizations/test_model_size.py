@@ -1,15 +1,18 @@
-"""Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand."""
+"""Other layers, what is computed again, what is offloaded: each answer worked out by hand."""
 
 import pytest
 from daydream.optimizations._layers import add_layers, freeze, gradient_parts
+from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.checkpointing import checkpointing
-from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from graph.small_graphs import kernels, names, put
-from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses
+from graph.small_graphs import kernels, named, put
+from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses, thread_and_stream
+from training_programs import times
 
-from daydream import Graph
-from daydream.model.blocks import matching_blocks, repeated_blocks
+from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.model.parameters import joint_update, trained_parameters
+
+# Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand
+
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
 
@@ -52,26 +55,6 @@ WHOLE = 5 + 60 + 3 + 63 + 7
 # Blocks
 
 
-def test_a_block_is_an_outermost_module_with_all_inside_it():
-    graph = three_blocks()
-    assert matching_blocks(graph, "blocks.*") == ["blocks.0", "blocks.1", "blocks.2"]
-    assert matching_blocks(graph, "*.fc") == ["blocks.0.fc", "blocks.1.fc", "blocks.2.fc"]
-    assert matching_blocks(graph, ["embed", "blocks.1"]) == ["blocks.1", "embed"]
-    assert matching_blocks(graph, "blocks") == ["blocks"]  # a name in their paths, where no module matches
-    assert matching_blocks(graph, "heads.*") == []
-    assert repeated_blocks(graph) == [["blocks.0", "blocks.1", "blocks.2"]]
-    groups = graph.select(phase="forward").group_by("step", block="blocks.*")
-    assert groups.keys == [("blocks.0", 0), ("blocks.1", 0), ("blocks.2", 0)]
-    assert groups.total("duration_ns").tolist() == [10, 20, 30]
-
-
-def test_blocks_are_in_the_order_of_their_numbers():
-    graph = Graph()
-    for number in (2, 10, 9):
-        put(graph, "f", "main", 1, layer=f"Model_0.Layer_{number}")
-    assert repeated_blocks(graph) == [["Model_0.Layer_2", "Model_0.Layer_9", "Model_0.Layer_10"]]
-
-
 # Freeze
 
 
@@ -92,25 +75,6 @@ def test_layers_ahead_of_the_first_trained_one_have_no_backward_pass():
     assert makespan(graph) == BEGIN + 200 + 10 + 300 + 40
     assert not len(graph.select(phase="backward", layer="a"))
     assert noted(graph, "1 layer ahead")
-
-
-def test_freezing_works_without_device_work():
-    #  13 operators of 4 ns each, one of them accumulates the gradient of b
-    p = Program()
-    for layer in ("a", "b"):
-        p.op("aten::linear", "forward", shapes="8x16 16x32 32", layer=layer)
-    p.op("aten::mm", "backward", shapes="8x32 32x16", layer="b")
-    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="b")
-    p.op("torch::autograd::AccumulateGrad", "backward", shapes="32x16", layer="b")
-    p.op("aten::mm", "backward", shapes="32x8 8x16", layer="a")
-    p.op("torch::autograd::AccumulateGrad", "backward", shapes="32x16", layer="a")
-    for layer in ("a", "b"):
-        p.op("aten::add_", "optimizer", layer=layer)
-    parameters = [{"name": f"{one}.weight", "layer": one, "shape": [32, 16]} for one in ("a", "b")]
-    graph = p.graph(parameters=parameters)
-    assert makespan(graph) == 9 * 4
-    freeze(graph, layers="b")
-    assert makespan(graph) == (9 - 3) * 4
 
 
 def test_a_convolution_that_computes_both_gradients_in_one_call_takes_half():
@@ -197,21 +161,6 @@ def test_matching_blocks_are_copied_in_turn(count, more):
     assert makespan(graph) == WHOLE + more
 
 
-def test_a_copy_comes_right_behind_its_block_and_brings_launches():
-    p = Program()
-    p.op("aten::mm", "forward", ("f 0", 50), layer="0")
-    p.op("aten::mm", "forward", ("f 1", 60), layer="1")
-    p.op("aten::mm", "backward", ("b 1", 70), layer="1")
-    p.op("aten::mm", "backward", ("b 0", 80), layer="0")
-    p.op("aten::add_", "optimizer", ("u 1", 9), layer="1")
-    graph = p.graph()
-    add_layers(graph, layers="1")
-    work = kernels(graph)
-    assert names(work) == "f 0, f 1, f 1, b 1, b 1, b 0, u 1, u 1"
-    assert len(work.launches()) == 8
-    assert makespan(graph) == BEGIN + 50 + 2 * 60 + 2 * 70 + 80 + 2 * 9
-
-
 def test_layers_that_cannot_be_added_are_refused():
     refuses("1 or more", add_layers, three_blocks(), count=0)
     does_not_apply("no numbered block", add_layers, two_linear_layers())
@@ -229,13 +178,6 @@ def test_a_block_and_the_modules_in_it_are_computed_again_once(layers):
     assert makespan(graph) == 2 * (WHOLE + 60)
 
 
-def test_a_block_is_computed_again_as_a_whole_ahead_of_its_backward_pass():
-    graph = three_blocks()
-    checkpointing(graph, layers="blocks.2")
-    called = graph.select(kind="cpu", layer="blocks.2*").name.tolist()
-    assert called == [" forward", ".fc forward", " forward", ".fc forward", ".fc backward", " backward"]
-
-
 def test_layers_that_are_checkpointed_already_are_refused():
     p = Program()
     p.op("aten::linear", "forward", layer="a")
@@ -243,13 +185,157 @@ def test_layers_that_are_checkpointed_already_are_refused():
     does_not_apply("already", checkpointing, p.graph())
 
 
-def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
-    #  main    |f 10|              |o 7|
-    #  engine       |b 40|(idle 500 up to the next step)
-    graph = Graph()
-    f = put(graph, "f", "main", 10, phase="forward", step=0)
-    b = put(graph, "b", "engine", 40, gap_ns=500, phase="backward", step=0, after=[f])
-    put(graph, "o", "main", 7, phase="optimizer", step=0, after=[b])
-    gradient_accumulation(graph, batches=3)
-    assert makespan(graph) == 3 * (10 + 40) + 7
-    assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3
+# Checkpointing stops at the last tensor that a block saves, and takes time in Python: all by hand
+
+
+Call = tuple[str, int, str | None]  # a forward operator, its time, and its node
+
+
+def one_pass(p, *blocks, first=1, numbered=True):
+    """Run blocks `b.0`, `b.1`, ... forward and backward, 100 ns a node."""
+    made = []
+    for place, calls in enumerate(blocks):
+        for name, ns, node in calls:
+            number = first + len(made) if numbered else -1
+            shapes = [[8, 8], []] if "scalar" in name else [[8, 8], [8, 8]]
+            known = {"shapes": shapes, "sequence": number, "layer": f"b.{place}"}
+            p.host(name.removesuffix(" scalar"), "forward", ns, **known)
+            if node:
+                made.append((node, number, f"b.{place}"))
+    for node, number, layer in made[::-1]:
+        p.host(node, "backward", 100, sequence=number, layer=layer)
+
+
+def block_of(*calls):
+    p = Program()
+    one_pass(p, list(calls))
+    return p.graph()
+
+
+UP: Call = ("aten::addmm", 10, "AddmmBackward0")
+GELU: Call = ("aten::gelu", 20, "GeluBackward0")
+VIEW: Call = ("aten::view", 3, "ViewBackward0")
+DOWN: Call = ("aten::addmm", 40, "AddmmBackward0")
+ADD: Call = ("aten::add", 80, "AddBackward0")
+SOFTMAX: Call = ("aten::softmax", 160, "SoftmaxBackward0")
+TWICE: Call = ("aten::mul scalar", 320, "MulBackward0")  # by a number
+OWN: Call = ("MyFunction", 640, None)  # an autograd.Function; its node has no number
+
+
+@pytest.mark.parametrize(
+    ("calls", "again"),
+    [
+        ([UP, GELU, VIEW, DOWN, ADD], 10 + 20 + 3),  # a product has its inputs before it begins
+        ([UP, GELU, VIEW], 10),
+        ([UP, GELU, ADD, SOFTMAX, VIEW], 10 + 20 + 80 + 160),  # a softmax saves its result
+        ([UP, SOFTMAX, DOWN, TWICE], 10 + 160),  # a number is no tensor
+        ([UP, DOWN, OWN], 10 + 40 + 640),
+        ([UP, DOWN, OWN, VIEW, ADD], 10 + 40 + 640),
+    ],
+)
+def test_what_comes_behind_the_last_saved_tensor_is_not_computed_again(calls, again):
+    graph = block_of(*calls)
+    whole = makespan(graph)
+    assert whole == sum(ns + 100 * bool(node) for _, ns, node in calls)
+    checkpointing(graph, layers="b.*", python=False)
+    assert makespan(graph) == whole + again
+
+
+def test_a_block_that_saves_nothing_is_not_computed_again():
+    does_not_apply(r"of b\.0 no tensor is saved", checkpointing, block_of(VIEW, ADD), layers="b.*")
+    p = Program()
+    one_pass(p, [VIEW, ADD], [UP, SOFTMAX])
+    graph = p.graph()
+    whole = makespan(graph)
+    checkpointing(graph, layers="b.*", python=False)
+    assert makespan(graph) == whole + 170
+
+
+# Python takes longer behind data that a block moves through a CPU's caches
+
+
+# vDNN and Gist: each answer worked out by hand
+
+
+INPUT = "10x100 8x100"  # 1,000 floats, 4,000 B
+
+
+def convolutions(count=3, *, forward=50, backward=60, shapes=INPUT):
+    program = Program()
+    for number in range(count):
+        program.op("aten::conv2d", "forward", (f"conv {number}", forward), shapes=shapes)
+    for number in reversed(range(count)):
+        with program.range("ConvolutionBackward0", "operator", phase="backward"):
+            program.op("aten::convolution_backward", "backward", (f"grad {number}", backward))
+    return program.graph()
+
+
+def start(graph):
+    timeline = simulate(graph)
+    return dict(zip(timeline.column("name").tolist(), timeline.start_ns.tolist(), strict=True))
+
+
+# vDNN
+
+
+def test_copies_run_beside_their_layers_and_cost_nothing_where_they_fit():
+    #  stream 7  6|conv 0 50|conv 1 50|conv 2 50|grad 2 60|grad 1 60|grad 0 60|
+    #  offload     |0 40|   56|1 40|        prefetch 156|1 40| 216|0 40|
+    # The first offload's launch follows conv 0's own, on the CPU: begun at 8, there 4 ns later.
+    graph = convolutions()
+    assert makespan(graph) == 6 + 3 * 50 + 3 * 60
+    vdnn(graph, bandwidth=100.0)  # 4,000 B at 100 B/ns: 40 ns
+    assert named(graph, "offload").duration_ns.tolist() == [40, 40]
+    ran = times(graph)
+    assert ran["offload"] == [(8 + 4, 52), (56, 96)]
+    assert ran["prefetch"] == [(156, 196), (216, 256)]
+    assert makespan(graph) == 6 + 3 * 50 + 3 * 60
+    assert set(graph.select(kind="memcpy").lane) == {"vdnn offload", "vdnn prefetch"}
+    assert graph.lint() == []
+
+
+def test_a_layer_waits_for_the_copy_of_the_one_before_it():
+    #  stream 7  6|conv 0 50|     92|conv 1 50|      172|conv 2 50|grad 2 60|    302|grad 1|    382|grad 0|
+    #  offload     12|0 80      |92|1 80           |    prefetch 222|1 80     |302|0 80   |
+    graph = convolutions()
+    vdnn(graph, bandwidth=50.0)  # 80 ns
+    begin = start(graph)
+    assert [begin[f"conv {number}"] for number in range(3)] == [6, 92, 172]
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [222, 302, 382]
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (lambda: convolutions(shapes=None), {"bandwidth": 1.0}, NotApplicableError, "record it with shapes"),
+        (lambda: convolutions(1), {"bandwidth": 1.0}, NotApplicableError, "last one stays"),
+        (convolutions, {}, NotApplicableError, "--bandwidth"),
+        (convolutions, {"ahead": 0}, GraphError, "1 or more"),
+        (convolutions, {"bandwidth": 0.0}, GraphError, "bandwidth must be above 0"),
+        (lambda: thread_and_stream("gemm 5 forward"), {}, NotApplicableError, "no convolutions"),
+    ],
+)
+def test_where_nothing_can_be_offloaded_it_says_why(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        vdnn(graph(), **options)
+
+
+# Gist
+
+
+def activations(nodes=2, tiny=0):
+    program = Program()
+    for _ in range(2):
+        program.op("aten::relu", "forward", ("relu", 40), shapes="1000x1000")
+    for _ in range(nodes):
+        with program.range("ReluBackward0", "operator", phase="backward"):
+            program.op("aten::threshold_backward", "backward", ("grad", 60))
+    for _ in range(80 if tiny else 0):
+        program.op("aten::x", "other", ("tiny", tiny))
+    return program.graph()
+
+
+def test_layers_that_cannot_be_told_apart_are_refused():
+    does_not_apply("which belongs to which", gist, activations(nodes=3))
+    does_not_apply("no ReLU", gist, convolutions())
+    refuses("1 or more", gist, activations(), ratio=0.5)

@@ -1,18 +1,40 @@
-"""A faster network, ranks and transfers that nobody waits for: each answer worked out by hand."""
+"""The network, parameter servers, sharded parameters: each answer worked out by hand."""
+
+import json
+from functools import partial
 
 import pytest
 from daydream.optimizations._communication import network, no_stragglers, overlap
 from daydream.optimizations.compression import dgc
 from daydream.optimizations.ddp import ddp
+from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL, UPDATE_IN_LISTS, fsdp
+from daydream.optimizations.p3 import p3, tictac
 from graph.small_graphs import named, put
 from recorded import Program, does_not_apply, makespan, refuses
 from shared import shared_replay
-from training_programs import A100, buckets_of, meeting, reduce_bucket, reduced, times, training
+from training_programs import (
+    A100,
+    GRADIENT,
+    ONE,
+    ONE_UNIT,
+    buckets_of,
+    layer,
+    meeting,
+    reduce_bucket,
+    reduced,
+    steps_between,
+    times,
+    training,
+    two_layers_on_a_cpu,
+)
 
-from daydream import Graph, GraphError, NotApplicableError
+from daydream import Graph, GraphError, NotApplicableError, replay
+from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.simulate.steady_state import settle
-from daydream.transforms.compose import in_order, parse
+from daydream.transforms.compose import apply, in_order, parse
+
+# A faster network, ranks and transfers that nobody waits for: each answer worked out by hand
+
 
 # network
 
@@ -148,23 +170,6 @@ def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
     assert graph.lint() == []
 
 
-def test_hidden_transfers_bound_the_settled_step():
-    graph = training(steps=3, uncovered=1)
-    ddp(graph, workers=2, bandwidth=10.0)
-    overlap(graph)
-    assert settle(graph).step_ns == 800
-
-
-def test_a_rank_still_waits_for_those_that_arrive_later():
-    graph = meeting()
-    overlap(graph)
-    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
-    graph = meeting()
-    no_stragglers(graph)
-    overlap(graph)
-    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
-
-
 def recorded_reduction(*, awaited):
     """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
     program = Program()
@@ -197,11 +202,6 @@ def test_overlap_says_why_it_does_not_apply(graph, words):
         overlap(graph())
 
 
-def test_on_a_real_job_whose_cpu_is_the_bound_nothing_waits_for_transfers():
-    graph = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    does_not_apply("hidden already", overlap, graph)
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_nothing_hides_what_the_next_layer_works_on(backward):
     #  stream 7   |layer 20|          |layer 20|          |
@@ -222,3 +222,265 @@ def test_nothing_hides_what_the_next_layer_works_on(backward):
     )  # fmt: skip
     overlap(graph)
     assert makespan(graph) == 20 + 30 + 20 + 30 + 40
+
+
+# Parameter servers, p3 and tictac: each answer worked out by hand
+
+
+# p3
+
+
+def test_the_next_forward_pass_waits_for_the_parameters_it_needs():
+    #  stream 7  6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|              |forward 0 50|...
+    #  network                                     166|push 20|pull 20|226|push 20|pull 20|
+    graph = training(steps=2)
+    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0, update="server")  # 4,000 B / 2 at 100 B/ns
+    ran = times(graph)
+    assert ran["push"][:2] == [(166, 186), (226, 246)]
+    assert ran["pull"][:2] == [(186, 206), (246, 266)]
+    assert ran["forward 0"] == [(6, 56), (266, 316)]
+    assert ran["forward 1"][1] == (316, 366)
+    assert makespan(graph) == 366 + 2 * 60 + 20 + 20
+    assert graph.lint() == []
+
+
+@pytest.mark.parametrize("optimization", [p3, tictac])
+def test_what_is_needed_first_goes_first(optimization):
+    # 4,000 B / 2 at 25 B/ns are 80 ns. When push 1 has ended, pull 1 and push 0 are ready: for p3 layer 0
+    # goes first, its pull too; tictac pulls when all gradients are there, at 326.
+    #  network    166|push 1|246|push 0|326|pull 0|406|pull 1|486|
+    #  stream 7                                       |F 0 50|   |F 1 50|
+    graph = training(steps=2)
+    optimization(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
+    ran = times(graph)
+    assert ran["push"][:2] == [(166, 246), (246, 326)]
+    assert ran["pull"][:2] == [(326, 406), (406, 486)]
+    assert ran["forward 0"][1] == (406, 456)
+    assert ran["forward 1"][1] == (486, 536)
+    assert graph.lint() == []
+
+
+def test_slices_let_an_urgent_gradient_overtake():
+    # Two slices of 40 ns each; at 206 the second push of layer 1 has begun, at 246 layer 0 takes over.
+    graph = training(steps=2)
+    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, slice_mb=ONE / 2, update="server")
+    ran = times(graph)
+    assert len(ran["push"]) == len(ran["pull"]) == 2 * 2 * 2
+    # push 1a 166-206, then push 1b or pull 1a (both ready, push 1b first ready) 206-246, layer 0 until 406.
+    assert ran["forward 0"][1][0] == 246 + 4 * 40
+    assert ran["forward 1"][1][0] == max(406 + 50, 406 + 2 * 40)
+
+
+# tictac
+
+
+# Where the worker updates
+
+
+def looping(*kernels, steps=2):
+    """Two layers whose update is a loop over their parameters, on a device with kernels of these times."""
+    program = Program()
+    ends = [0]
+    for step in range(steps):
+        program.step = step
+        for backward, number in ((False, 0), (False, 1), (True, 1), (True, 0)):
+            layer(program, number, backward=backward, on_device=bool(kernels))
+        for number in range(2):
+            update = (f"update {number}", kernels[number]) if kernels else None
+            program.op("aten::add_", "optimizer", *([update] if update else []), shapes=GRADIENT)
+        ends.append(program.now)
+    return program.graph(steps=steps_between(ends))
+
+
+def test_a_loop_updates_each_parameter_when_it_has_come_right_before_it_is_read():
+    # An update takes 4 of the CPU, a launch of 6 and its kernel of 10 (layer 0) or 30 (layer 1).
+    #  thread    2|4|6|6|
+    #  stream 7      10|update 0 10|forward 0 50|update 1 30|forward 1 50|grad 1 60|grad 0 60|
+    #                  10           20            70          100          150       210       270
+    #  network                                                 210|push 1|pull 1|  270|push 0|pull 0|310
+    graph = looping(10, 30)
+    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
+    ran = times(graph)
+    assert ran["update of parameters"][:1] == [(2, 6)]  # on the CPU
+    on_device = graph.select(kind="kernel", name="update of parameters")
+    assert on_device.duration_ns.tolist() == [10, 30] * 2
+    assert ran["forward 0"] == [(20, 70), (310 + 10, 310 + 10 + 50)]
+    assert ran["forward 1"] == [(100, 150), (370 + 30, 370 + 30 + 50)]
+    assert not len(graph.select(op="add_", name="^update .$"))
+    assert graph.lint() == []
+
+
+def test_more_slices_than_can_be_simulated_are_refused():
+    refuses(r"slice_mb 1e-09 makes .* slices", p3, training(), slice_mb=1e-9)
+
+
+# all that exchange gradients
+
+
+@pytest.mark.parametrize("optimization", [ddp, fsdp, p3, tictac])
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (training, {"workers": 1}, NotApplicableError, "one worker"),
+        (training, {"workers": 0}, GraphError, "1 or more"),
+        (training, {"bandwidth": 0.0}, GraphError, "above 0"),
+        (lambda: training(shapes=None), {}, NotApplicableError, "gradients are unknown"),
+        (reduced, {}, NotApplicableError, "several ranks already"),
+    ],
+)
+def test_an_exchange_of_gradients_says_why_it_does_not_apply(optimization, graph, options, error, words):
+    with pytest.raises(error, match=words):
+        optimization(graph(), **{"bandwidth": 1.0, **options})
+
+
+# Sharding: each answer worked out by hand
+
+
+sharded = partial(fsdp, python=False)  # calls cost nothing: sums of a few ns
+BLOCKS = ("blocks.0", "blocks.1", "head")
+
+
+def network_sharded(names=BLOCKS, *, known=True, update=30_000, steps=1, **metadata):
+    """A forward kernel of 50 ns and a backward one of 60 ns a module, then an update of 6,000,000 values."""
+    program = Program()
+    for step in range(steps):
+        program.step = step
+        for number, name in enumerate(names):
+            where = {"layer": name if known else None}
+            with program.range(
+                "aten::linear", "operator", phase="forward", sequence=100 * step + number, **where
+            ):
+                program.op("aten::addmm", "forward", (f"forward {name}", 50), **where)
+        for number, name in reversed(list(enumerate(names))):
+            where = {"layer": name if known else None}
+            with program.range(
+                "AddmmBackward0", "operator", phase="backward", sequence=100 * step + number, **where
+            ):
+                program.op("aten::mm", "backward", (f"grad {name}", 60), **where)
+            with program.range(
+                "torch::autograd::AccumulateGrad", "operator", phase="backward",
+                shapes=json.dumps(GRADIENT), dtype="float32", **where,
+            ):  # fmt: skip
+                program.now += 2
+        with program.range("Optimizer.step#SGD.step", phase="optimizer"):
+            program.op("aten::add_", "optimizer", ("update", update), shapes="3000000 3000000")
+    return program.graph(**{**A100, **metadata})
+
+
+def test_units_are_gathered_one_ahead_and_scattered_one_at_a_time():
+    # A ring of 2 passes half of 4,000 B at 25 B/ns: 80 ns each.
+    #  shards   6|gather 0 80|gather 1 80|gather 1 80|gather 0 80|scatter 1 80|scatter 0 80|
+    #  stream 7              |forward 0|  |forward 1|  |grad 1 60| |grad 0 60|              |update 30|
+    #                        86         166            246        326        386          486
+    graph = training()
+    sharded(graph, bandwidth=25.0, **ONE_UNIT)
+    ran = times(graph)
+    assert ran["all-gather"] == [(6, 86), (86, 166), (166, 246), (246, 326)]
+    assert ran["forward 0"] == [(86, 136)]
+    assert ran["forward 1"] == [(166, 216)]
+    assert ran["grad 1"] == [(246, 306)]
+    assert ran["grad 0"] == [(326, 386)]
+    assert ran["copy gradients"] == [(306, 306), (406, 406)]  # the second waits for the first to be scattered
+    assert ran["reduce-scatter"] == [(326, 406), (406, 486)]
+    assert ran["update"] == [(486, 516)]
+    assert graph.lint() == []
+
+
+def test_stage_1_reduces_in_buckets_and_gathers_behind_the_update():
+    #  stream 7  ...|grad 0 60|              |update 30|            |forward 0 of the next step
+    #  all-reduce          226|8,000 B: 80 ns|
+    #  shards                                       336|gather 40|
+    graph = training(steps=2)
+    sharded(graph, stage=1, workers=2, bandwidth=100.0)
+    ran = times(graph)
+    assert ran["all-reduce"][0] == (226, 306)
+    assert ran["update"][0] == (306, 336)
+    assert ran["all-gather"][0] == (336, 376)
+    assert ran["forward 0"][1] == (376, 426)
+    gathered = graph.select(kind="collective", collective="all_gather")
+    assert gathered.bytes.tolist() == [4000, 4000]  # what each worker puts in
+    assert graph.lint() == []
+
+
+def test_the_update_is_divided_among_the_workers():
+    graph = network_sharded()
+    updates = graph.select(kind="kernel", phase="optimizer")
+    half = scaled_time(graph, updates, 0.5).duration_ns.tolist()
+    assert 15_000 <= half[0] < 15_100  # half of the work, and the fixed cost of a kernel
+    sharded(graph, workers=2, bandwidth=25.0)
+    assert named(graph, "update").duration_ns.tolist() == half
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "error", "words"),
+    [
+        (training, {"stage": 4}, GraphError, "1, 2 or 3"),
+        (training, {"stage": 1, "unit_mb": 1.0}, GraphError, "of stages 2 and 3"),
+        (training, {"stage": 1, "overlap": False}, GraphError, "of stages 2 and 3"),
+        (training, {"overlap": False, "forward_prefetch": True}, GraphError, "without overlap"),
+        (training, {"bandwidth": 1.0, "unit_mb": 1.0, "layers": "*"}, GraphError, "both"),
+        (training, {"bandwidth": 1.0, "unit_mb": 0.0}, GraphError, "above 0"),
+        (training, {"bandwidth": 1.0, "layers": "blocks.*"}, NotApplicableError, "no layer that matches"),
+        (training, {}, NotApplicableError, "--cluster or --bandwidth"),
+    ],
+)
+def test_fsdp_says_why_it_does_not_apply(graph, options, error, words):
+    with pytest.raises(error, match=words):
+        sharded(graph(), **options)
+
+
+# What runs during transfers, and what the CPU's calls cost
+
+
+@pytest.mark.parametrize(
+    ("options", "gathers", "scatters", "update"),
+    [
+        # |gather 0|forward 0|gather 1|forward 1|gather 1|gather 0|backward 1|scatter 1|backward 0|scatter 0|
+        ({}, [0, 130, 260, 340], [482, 624], 704),
+        # as above, but gather 0 beside backward 1, and scatter 1 behind it beside backward 0
+        ({"overlap": True}, [0, 130, 260, 340], [420, 500], 580),
+        # and gather 1 beside forward 0
+        ({"overlap": True, "forward_prefetch": True}, [0, 80, 210, 290], [370, 450], 530),
+    ],
+)
+def test_transfers_are_beside_compute_only_where_there_are_streams(options, gathers, scatters, update):
+    graph = two_layers_on_a_cpu()
+    sharded(graph, bandwidth=25.0, **ONE_UNIT, **options)
+    ran = times(graph)
+    assert [start for start, _ in ran["all-gather"]] == gathers
+    assert [start for start, _ in ran["reduce-scatter"]] == scatters
+    assert ran["aten::add_"] == [(update, update + 30)]
+    assert graph.lint() == []
+
+
+@pytest.mark.parametrize(
+    ("update", "more"),
+    [
+        ("aten::add_", UPDATE_CALL),
+        ("aten::_foreach_add_", 2 * UPDATE_IN_LISTS),
+        ("aten::item", 0),
+    ],
+)
+def test_hooks_and_calls_on_sharded_parameters_take_time(update, more):
+    # A unit has one parameter: gathered twice, scattered once.
+    graph = two_layers_on_a_cpu(update)
+    fsdp(graph, bandwidth=25.0, **ONE_UNIT)
+    forward, backward = (sum(calls) for calls in (FORWARD, BACKWARD))
+    asked = graph.select(name="ask for parameters").duration_ns.tolist()
+    assert sorted(asked) == sorted([forward, forward, backward, backward])
+    assert graph.select(name="ask for gradients").duration_ns.tolist() == [sum(SCATTER)] * 2
+    assert graph.select(name=update).duration_ns.tolist() == [30 + more]
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "p3", "pipeline", "tensor-parallel"])
+def test_a_rank_of_a_job_whose_collectives_are_missing_takes_no_more_gpus(name):
+    program = Program()
+    with program.range("FSDP::all_gather (0)"):
+        program.op("c10d::_allgather_base_", "forward", ("copy", 50))
+    of_64 = program.graph(**A100, world_size=64, backend="fake")
+
+    with pytest.raises(NotApplicableError, match=r"one of 64 ranks, which share.*collect --world 64 SCRIPT"):
+        apply(parse(name), of_64, {})
+    notes = str(replay(of_64).notes)
+    assert "one of 64 ranks" in notes
+    assert "fake backend does not tell which group" in notes

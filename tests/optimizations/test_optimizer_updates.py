@@ -8,16 +8,14 @@ from recorded import (
     Program,
     does_not_apply,
     kernel_names,
-    kernel_ns,
     makespan,
     refuses,
     thread_and_stream,
 )
 
 from daydream import Graph, NotApplicableError
-from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth
+from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.model.optimizers import TAKES, update_of
-from daydream.transforms.compose import parse
 from daydream.transforms.registry import find
 
 COPY = "Memcpy DtoD (Device -> Device)"
@@ -44,48 +42,10 @@ def per_parameter(
     return program.graph(**metadata)
 
 
-def cpu_ns(graph, phase):
-    tasks = graph.select(kind="cpu", phase=phase)
-    return int(tasks.duration_ns.sum() + tasks.gap_ns.sum())
-
-
 # What a trace tells
 
 
-def test_the_kind_and_the_parameters_come_from_the_run_where_it_describes_them():
-    update = update_of(per_parameter(**ADAM_OF_1000))
-    assert (update.kind, update.tensors, update.elements, update.width) == ("adam", 2, 1000, 4)
-    assert update.bytes_moved() == 28 * 1000
-    assert update.bytes_moved("momentum") == 20 * 1000
-    assert update.python_ns() == 21_000 + 2 * 4_000
-
-
-def test_the_kind_comes_from_the_range_and_its_operators_else():
-    assert update_of(per_parameter()).kind == "momentum"  # SGD that multiplies keeps a momentum
-    assert update_of(per_parameter(kernels=("aten::add_",))).kind == "sgd"
-    assert update_of(per_parameter()).elements == -1
-
-
-def test_bandwidths_are_those_of_the_trace():
-    graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
-    graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])
-    # Read and written: twice the bytes.
-    assert memory_bandwidth(graph) == pytest.approx(2 * 2**20 / 1000)
-    assert link_bandwidth(graph, "HtoD") == pytest.approx(12)
-    assert link_bandwidth(graph, "DtoH") is None
-
-
 # Fused
-
-
-def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unknown():
-    #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
-    graph = per_parameter()
-    fused_adam(graph)
-    assert kernel_ns(graph) == [20, 120]
-    assert cpu_ns(graph, "optimizer") <= 6 + 2
-    assert makespan(graph) == 2 + 4 + 20 + 120
-    assert "not Adam" in graph.facts.notes[-1]
 
 
 def test_fused_goes_by_bytes_where_the_parameters_are_known():
@@ -157,11 +117,6 @@ def test_what_is_fused_already_or_no_optimizer_is_refused():
     )
     does_not_apply("one kernel per step", fused_optimizer, per_parameter(tensors=1, kernels=("aten::add_",)))
     does_not_apply("no optimizer work", fused_adam, thread_and_stream("k 3 forward"))
-
-
-@pytest.mark.parametrize("other", ["foreach-optimizer", "fused-optimizer", "offload-optimizer"])
-def test_optimizers_exclude_each_other(other):
-    refuses("exclude each other", parse, f"fused-adam+{other}")
 
 
 # Foreach
@@ -281,9 +236,6 @@ def test_real_changes_can_be_made_and_undone():
     assert "zero_grad" not in vars(optimizer)
 
 
-# What torch's classes can be asked for
-
-
 @pytest.mark.parametrize(
     ("name", "fused", "foreach"),
     [("Adam", True, True), ("SGD", True, True), ("RMSprop", False, True), ("LBFGS", False, False)],
@@ -299,6 +251,9 @@ def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, 
         else:
             with pytest.raises(NotApplicableError, match=f"torch.optim.{name} takes no `{setting}`"):
                 change(graph)
+
+
+# What torch's classes can be asked for
 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])

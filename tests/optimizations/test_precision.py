@@ -1,4 +1,4 @@
-"""TF32, fp8, autocast and its scaler, channels last, flash attention: each answer worked out by hand."""
+"""16 and 8 bits, their casts and layouts: each answer worked out by hand."""
 
 import pytest
 from daydream.optimizations._kernels import channels_last, flash_attention, tf32
@@ -29,10 +29,11 @@ from daydream.graph.graph import Graph
 from daydream.model.autocast import flow
 from daydream.model.half_times import LAYOUT_CHANGE
 from daydream.model.half_times import TURNED as TURNED_SHARE
-from daydream.model.optimizers import update_of
 from daydream.model.precision import TO_32_REACHES, weight_casts
-from daydream.transforms.real_change import code_of
 from daydream.transforms.registry import find
+
+# TF32, fp8, autocast and its scaler, channels last, flash attention: each answer worked out by hand
+
 
 SGEMM, RELU, NORM = "ampere_sgemm_128x64_tn", "vectorized_elementwise_kernel relu", "layer_norm_kernel"
 A100, V100, H100, P100 = (
@@ -74,38 +75,11 @@ def test_amp_by_the_factors_of_the_paper():
     assert kernels(graph).dtype.tolist() == ["float16", "float16", "float32"]
 
 
-def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming_work():
-    work = (
-        ("implicit_convolve_sgemm", 300, "forward"),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", 200, "forward"),
-        ("void cudnn::ops::nchwToNhwcKernel<float>", 100, "forward"),
-        ("cudnn::bn_bw_1C11_kernel_new", 60, "backward"),
-        ("at::native::cuComputeGradGammaBeta<float>", 40, "backward"),  # "Gamma" holds "mma"
-    )
-    graph = in_float32(*work)
-    amp(graph, model="paper")
-    assert makespan(graph) == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
-
-
 def test_amp_keeps_factors_that_make_no_sense_from_passing():
     graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
     does_not_apply("leave every kernel as it is", amp, graph, math_speedup=1, memory_speedup=1)
     refuses("above 0", amp, graph, math_speedup=0)
     assert makespan(graph) == 4 + 300 + 200
-
-
-def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
-    # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores: as easy to keep busy as today.
-    graph = recorded(("aten::mm", "forward", SGEMM, 300, None), device=P100)
-    amp(graph)
-    least = SMALLEST
-    assert graph.select(name=SGEMM).duration_ns.tolist() == [round(least + (300 - least) / 2)]
-
-
-def test_another_factor_asks_for_the_papers_model_too():
-    graph = recorded(*BLOCK)
-    amp(graph, math_speedup=5)
-    assert kernel_ns(graph, phase="forward") == [801, round(1_005 / 2), round(2_005 / 2), 801]
 
 
 def test_amp_and_autocast_refuse_what_runs_in_16_bits():
@@ -146,14 +120,6 @@ def test_autocast_casts_where_32_bits_meet_16():
     ]  # fmt: skip
 
 
-def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
-    # relu takes 2 ns before and 2 ns behind its launch of 6; three casts of activations, four of parameters
-    graph = recorded(*BLOCK)
-    before = int(graph.select(kind="cpu").duration_ns.sum())
-    autocast(graph)
-    assert graph.select(kind="cpu").duration_ns.sum() == before + 7 * (4 + 6)
-
-
 def test_a_kernel_that_no_operator_launched_stays_as_it_is():
     graph = recorded(*BLOCK)
     own = graph.select(kind="kernel", name=RELU, phase="forward")
@@ -161,34 +127,6 @@ def test_a_kernel_that_no_operator_launched_stays_as_it_is():
     autocast(graph)
     assert own.duration_ns.tolist() == [1_005]
     assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
-
-
-def test_autocast_without_casts_only_changes_durations():
-    graph = recorded(*BLOCK)
-    count = len(graph)
-    autocast(graph, casts=False)
-    assert len(graph) == count
-    assert graph.select(phase="forward", kind="kernel").dtype.tolist() == [
-        "float16", "float16", "float32", "float16"
-    ]  # fmt: skip
-
-
-def test_gradients_of_weights_are_cast_back_each_beside_its_node():
-    program = Program()
-    program.rates()
-    small, large = ("1000x64 64x64", "1000x64 64x128")
-    write(program, [("aten::mm", "forward", SGEMM, 405, small), ("aten::mm", "forward", SGEMM, 405, large)])
-    for shapes in ("128x1000 1000x64", "64x1000 1000x64"):
-        with program.range("MmBackward0", "operator", phase="backward"):
-            write(program, [("aten::mm", "backward", SGEMM, 405, shapes)])
-    graph = program.graph(devices=[{"id": 0, "name": V100}])
-    autocast(graph)
-    casts = graph.select(name="cast of weight")
-    small_ns, large_ns, large_back, small_back = (
-        SMALLEST + round(6 * 64 * width / rate)
-        for width, rate in ((64, 100), (128, 100), (128, 100 * TO_32_REACHES), (64, 100 * TO_32_REACHES))
-    )
-    assert casts.duration_ns.tolist() == [small_ns, large_ns, large_back, small_back]
 
 
 def test_autocast_needs_units_for_its_type_and_32_bit_products():
@@ -234,68 +172,6 @@ def test_the_scaler_unscales_and_waits_for_its_flag():
         "scale loss", "gradient of scale", SGEMM, "unscale", "add kernel", "update scale"
     ]  # fmt: skip
     assert "1,000,000 gradients, by the run's parameters" in graph.facts.notes[0]
-
-
-def update_without_operators(*kernels):
-    """A step without operators: a backward kernel, and an update of these names, grids and times in us."""
-    rows = launched("sgemm", 0, 10, 100, 1, dtype="float32", phase="backward", block="128,1,1")
-    for number, (name, grid, time) in enumerate(kernels, 2):
-        at = 100.0 * number
-        more = {"grid": grid, "block": "128,1,1", "phase": "optimizer", "dtype": "float32"}
-        rows += launched(name, at, at + 10, at + 10 + time, number, **more)
-        rows[-2] |= {"phase": "optimizer"}
-    return build(trace(rows, steps=(0.0, 2000.0), devices=[{"id": 0, "name": V100}]))
-
-
-def test_gradients_are_counted_by_the_grids_of_an_update_in_a_loop():
-    add, root = (
-        f"at::native::vectorized_elementwise_kernel<4, at::native::{name}>" for name in ("add", "sqrt")
-    )
-    big, small = "2000,1,1", "10,1,1"
-    graph = update_without_operators(
-        (add, big, 60), (add, small, 2), (add, big, 60), (root, big, 40), (root, small, 2)
-    )
-    assert update_of(graph).elements == 2010 * 4 * 128
-    assert update_of(graph).tensors == 2
-    grad_scaler(graph)
-    assert "1,029,120 gradients, by the grids of the update's kernels" in " ".join(graph.facts.notes)
-
-
-def test_unscaling_takes_as_long_as_multi_tensor_kernels_take_for_two_values():
-    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, plus>"
-    graph = update_without_operators(
-        (apply.format(2, "BinaryOpListAlpha", 2), "320,1,1", 60),  # 3 values: 20 us each
-        (apply.format(1, "BinaryOpScalar", 1), "320,1,1", 50),  # 2 values, of two lists: 12.5 each, not known
-        (apply.format(1, "BinaryOpScalar", 1), "2,1,1", 2),
-    )
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [2 * 20_000]
-
-
-def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
-    fused = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
-    graph = update_without_operators((fused, "320,1,1", 70))
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [20_000]
-
-
-def test_without_the_wait_the_update_follows_at_once():
-    graph = training()
-    before = makespan(graph)
-    grad_scaler(graph, sync=False)
-    assert makespan(graph) == before + 2 * SMALLEST + 80_005 + SMALLEST
-    fused = training("fused_sgd", "aten::_fused_sgd_")
-    before = makespan(fused)
-    grad_scaler(fused)  # reads the flag on the device
-    assert makespan(fused) == before + 2 * SMALLEST + 80_005 + SMALLEST
-
-
-def test_many_gradients_take_several_launches():
-    # 45 million gradients at 20,971,520 a launch: 3 launches, together their bytes and 3 floors.
-    graph = training()
-    graph.trace.metadata["parameters"] = [{"shape": [45_000_000], "dtype": "float32"}]
-    grad_scaler(graph)
-    assert graph.select(name="unscale").duration_ns.tolist() == [SMALLEST + 3_600_000, SMALLEST, SMALLEST]
 
 
 def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
@@ -481,40 +357,6 @@ def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("copy", "found"), [("Memcpy DtoD (Device -> Device)", 1), ("Memcpy HtoD (Pageable -> Device)", 0)]
-)
-def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
-    #  scores that are copied before a mask is filled in; what comes from the host is no part of attention
-    graph = thread_and_stream(
-        (SGEMM, 50, "forward"), (copy, 9, "forward"), ("masked_fill elementwise", 9, "forward"),
-        ("softmax_warp_forward", 9, "forward"), (SGEMM, 40, "forward"),
-    )  # fmt: skip
-    if found:
-        flash_attention(graph)
-        assert makespan(graph) == 4 + 50 + 40
-    else:
-        does_not_apply("no attention found", flash_attention, graph)
-
-
-def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
-    #  stream 7  4|gemm 50|max 9|sub 9|exp 9|sum 9|div 9|gemm 40|  ->  4|90|
-    parts = (
-        "reduce_kernel MaxOps",
-        "elementwise sub",
-        "elementwise exp_kernel_cuda",
-        "reduce_kernel sum",
-        "elementwise",
-    )
-    graph = thread_and_stream(
-        (SGEMM, 50, "forward"), *((name, 9, "forward") for name in parts), (SGEMM, 40, "forward")
-    )
-    assert makespan(graph) == 4 + 50 + 5 * 9 + 40
-    flash_attention(graph)
-    assert makespan(graph) == 4 + 50 + 40
-    assert len(named(graph, "launch")) == 1
-
-
-@pytest.mark.parametrize(
     ("calls", "reason"),
     [
         (BLOCK, "no attention found"),
@@ -631,7 +473,83 @@ def test_a_pass_in_4_bits_is_no_pass_in_32():
     does_not_apply("fewer than 16 bits already: 80% of their time in float4", amp, graph)
 
 
-@pytest.mark.parametrize(("major", "dtype"), [(7, "float16"), (8, "bfloat16"), (None, "bfloat16")])
-def test_float16_is_advised_where_there_are_no_units_for_bfloat16(major, dtype):
-    graph = recorded(*BLOCK, devices=[{"id": 0, "name": V100, "compute_major": major}], device=None)
-    assert code_of("amp", graph) == f'torch.autocast("cuda", torch.{dtype})'
+# Which kernels autocast runs in 16 bits and where it casts: blocks of networks, drawn kernel by kernel
+
+
+KERNELS = {
+    "product": "ampere_sgemm_128x64_tn", "norm": "vectorized_layer_norm_kernel<float>",
+    "gelu": "GeluCUDAKernelImpl", "add": "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>",
+    "copy": "direct_copy_kernel_cuda", "norm'": "layer_norm_grad_input_kernel<float>",
+    "gamma'": "GammaBetaBackwardCUDAKernel_32x32<float>", "bias'": "reduce_kernel<4, sum_functor<float>>",
+    "gelu'": "GeluBackwardCUDAKernelImpl", "softmax": "softmax_warp_forward",
+    "softmax'": "softmax_warp_backward", "bn": "bn_fw_tr_1C11_kernel_NCHW", "relu": "clamp_min_scalar",
+    "dropout": "fused_dropout_kernel", "triton": "triton_poi_fused_gelu_1",
+    "log softmax": "softmax_warp_forward<float, float, float, 4, true, false>",
+    "log softmax'": "softmax_warp_backward<float, float, float, 4, true, false>",
+    "loss": "nll_loss_forward_reduce", "loss'": "nll_loss_backward_reduce",
+    "triton norm": "triton_per_fused_native_layer_norm_0",
+}  # fmt: skip
+
+
+def drawn(forward, backward=""):
+    """Return the kernels with their types, casts between them: `>16` and `>32`."""
+    program = Program()
+    for phase, line in (("forward", forward), ("backward", backward)):
+        for word in filter(None, map(str.strip, line.split("|"))):
+            program.op("my::op", phase, (KERNELS[word], 10), dtype="float32")
+    graph = program.graph()
+    types = flow(graph, kernels(graph))
+    found = []
+    words = [word for word in map(str.strip, f"{forward}|{backward}".split("|")) if word]
+    for word, narrow, to_16, to_32 in zip(words, types.narrow, types.to_16, types.to_32, strict=True):
+        found += [">16"] * bool(to_16) + [">32"] * bool(to_32) + [f"{word} {16 if narrow else 32}"]
+    return " | ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("forward", "types"),
+    [
+        # a block with its norm first: the sum with the residual stream is as wide as that is, in one kernel
+        (
+            "norm | product | gelu | product | add | copy | norm",
+            "norm 32 | >16 | product 16 | gelu 16 | product 16 | add 32 | copy 32 | norm 32",
+        ),
+        # norm behind the sum
+        ("product | dropout | add | norm", ">16 | product 16 | dropout 16 | add 32 | norm 32"),
+        # no norm, so nothing began in 32 bits but the images; batch norm takes what it is given
+        (
+            "product | bn | relu | product | bn | add | relu | product",
+            ">16 | product 16 | bn 16 | relu 16 | product 16 | bn 16 | add 16 | relu 16 | product 16",
+        ),
+        ("product | softmax | product", ">16 | product 16 | softmax 32 | >16 | product 16"),
+        # compiled kernels cast what they read and write themselves
+        (
+            "product | triton norm | product | triton",
+            ">16 | product 16 | triton norm 32 | product 16 | triton 16",
+        ),
+    ],
+)  # fmt: skip
+def test_types_follow_from_the_order_of_the_forward_pass(forward, types):
+    assert drawn(forward) == types
+
+
+def test_the_backward_pass_casts_at_the_mirrored_places():
+    #  forward   norm | copy | >16 product | gelu | product | add
+    #  backward  product' (two kernels) | its bias | gelu' | product' | >32 copy | norm' | add | >16 product'
+    forward = "norm | copy | product | gelu | product"
+    backward = "product | bias' | gelu' | product | product | bias' | copy | norm' | gamma' | add | product"
+    assert drawn(forward, backward).split("product 16 | product 16 | ", 1)[1] == (
+        "bias' 16 | gelu' 16 | product 16 | product 16 | bias' 16 | >32 | copy 32 | norm' 32 | gamma' 32 | "
+        "add 32 | >16 | product 16"
+    )
+
+
+def test_cross_entropy_takes_the_logarithm_in_16_bits_and_the_loss_in_32():
+    assert drawn("product | log softmax | loss", "loss' | log softmax' | product") == (
+        ">16 | product 16 | log softmax 16 | >32 | loss 32 | loss' 32 | >16 | log softmax' 16 | product 16"
+    )
+    assert drawn("product | log softmax") == ">16 | product 16 | log softmax 32"
+
+
+def test_the_gradient_of_a_softmax_leaves_16_bits():
+    assert drawn("product", "product | softmax' | product").endswith(">32 | softmax' 32 | product 16")

@@ -1,9 +1,11 @@
-"""The HTML report: one file that asks for nothing, says what the screen says, and that no name can break."""
+"""The page of a report, its figures and what a notebook shows."""
 
 from __future__ import annotations
 
 import base64
+import re
 import zlib
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,23 @@ from html_document import Document
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.errors import OutputError
-from daydream.report.format import range_text, time_text
-from daydream.report.html.page import page, write
+from daydream import Graph
+from daydream.errors import GraphError
+from daydream.predict.curves import Curves
+from daydream.predict.prediction import Prediction
+from daydream.report.html.page import page, timeline_frame
+from daydream.report.html.render import html
+from daydream.report.html.roofline import NO_PEAKS, NO_WORK, roofline
+from daydream.report.html.step import MOST_STRETCHES, StepPath
 from daydream.report.timeline import (
     packed,
     simulated_in,
     simulated_window,
 )
-from daydream.report.views.step import recorded_step
+from daydream.report.views.nouns import MOST_ROWS
+
+# The HTML report: one file that asks for nothing, says what the screen says, and that no name can break
+
 
 NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 5, 2
@@ -66,20 +76,6 @@ def test_the_page_loads_nothing(replay, comparison):
         assert len(said.scripts) == PROGRAMS_IN_PAGE + DATA_IN_PAGE
 
 
-def test_the_cards_say_what_the_screen_says(document, comparison):
-    low, high = comparison.predicted_low_ns, comparison.predicted_high_ns
-    assert comparison.basis == "estimated"  # what recording typically costs is taken out
-    for figure in (
-        f"estimated {time_text(comparison.replayed_ns)}",
-        f"predicted {time_text(comparison.predicted_ns)}",
-        range_text(low, high),
-        f"speedup {comparison.speedup:.2f}x",
-        f"{comparison.replayed_ns / high:.2f} to {comparison.replayed_ns / low:.2f}x",
-        *(line.text for line in recorded_step(comparison)),
-    ):
-        assert figure in document.words
-
-
 def test_every_note_and_option_is_in_the_page(document, comparison):
     assert comparison.notes
     assert [note for note in comparison.notes if note.replace("`", "") not in document.words] == []
@@ -123,18 +119,6 @@ def test_no_name_can_break_the_page(tmp_path):
 # The timelines -----------------------------------------------------------------------------------
 
 
-def test_the_windows_are_as_long_as_their_steps(replay, comparison, document):
-    before, after = document.data("timelines-data")["timelines"]
-
-    for shown, settled in ((before, replay.settled), (after, comparison.after)):
-        assert shown["unit_ns"] == 1
-        assert shown["length"] == sum(ns for (copy, _), ns in settled.times.items() if copy == settled.copy)
-    assert before["title"], after["title"] == ("replayed", "predicted")
-    said = Document(page(replay)).data("timelines-data")["timelines"]
-    assert [each["title"] for each in said] == ["measured", "replayed"]
-    assert said[0]["length"] == sum(step.measured_ns for step in replay.steps)
-
-
 def test_packed_spans_give_back_the_tasks(replay):
     step, _ = replay.settled.typical()
     window = simulated_window(replay.timeline, replay.settled.copy, step)
@@ -173,15 +157,224 @@ def test_several_ranks_have_a_report(tmp_path):
     assert {step[3] for step in said.data("timelines-data")["timelines"][0]["steps"]} == {0, 1}
 
 
-def test_a_file_is_written_whole_and_never_over_another(replay, tmp_path):
-    path = tmp_path / "report.html"
-    write(path, replay)
-
-    assert path.read_text("utf-8") == page(replay)
-    with pytest.raises(OutputError, match="exists already"):
-        write(path, replay)
-    write(path, replay, force=True)
-    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-
-
 # Ranked what-ifs
+
+
+# What the roofline of the HTML report is made of; a browser draws it in `test_html_in_chromium`
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+
+
+def counted(amounts):
+    """Return the trace made by hand, on an A100, with what `amounts` gives for a kernel's name and ns."""
+    trace = daydream.load(EXAMPLE)
+    trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+    rows = np.flatnonzero(trace.is_kind("kernel"))
+    rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
+    times = trace["duration_ns"][rows].tolist()
+    trace.metadata["counters"] = [
+        {"name": name, **amounts(name, ns)}
+        for name, ns in zip(trace.values("name", rows), times, strict=True)
+    ]
+    return trace
+
+
+def of_products(name, ns):
+    """Counters that give products 10 TFLOP/s at 100 FLOP a byte."""
+    return {"flop": 10_000 * ns, "bytes": 100 * ns} if "gemm" in name else {}
+
+
+def test_without_peaks_or_work_there_is_no_picture_and_it_is_said():
+    trace = daydream.load(EXAMPLE)
+    trace.columns.pop("shapes", None)
+    trace.metadata["devices"] = []
+    assert roofline(daydream.build(trace))[-1].text == NO_PEAKS
+    trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
+    assert roofline(daydream.build(trace))[-1].text == NO_WORK
+    assert roofline(Graph()) == []
+
+
+def test_points_are_kernels_by_name_and_layer_and_the_picture_says_how_much_it_covers():
+    graph = daydream.replay(counted(of_products)).graph
+    kernels = graph.select(kind="kernel")
+    products = kernels.where(name="gemm")
+    _, covered, drawn = roofline(graph)
+    found = re.search(r"([\d.]+)% by counters", covered.text)
+    assert found is not None
+    share = products.duration_ns.sum() / kernels.duration_ns.sum()
+    assert float(found[1]) == pytest.approx(100 * share, abs=0.06)
+    every = drawn.value["points"]
+    assert [each["ns"] for each in every] == sorted((each["ns"] for each in every), reverse=True)
+    points = [each for each in every if each["by"] == "counters"]  # of the others shapes are known
+    named = set(zip(products.name, products.layer, strict=True))
+    assert {(each["name"], each["layer"] or None) for each in points} == named
+    first = points[0]
+    of_it = (products.name == first["name"]) & (products.layer == (first["layer"] or None))
+    assert (first["kernels"], first["ns"]) == (of_it.sum(), products.duration_ns[of_it].sum())
+    assert all((each["intensity"], each["rate"]) == (100, 10_000) for each in points)
+    assert {each["kind"] for each in points} == {"compute"}
+
+
+# What the HTML report draws: spans that become fewer where they are too many, a path that adds up
+
+
+@pytest.mark.parametrize("program", ["synchronizing", "multi_stream", "queue_full_16"])
+def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program):
+    replay = a_replay(tmp_path, program)
+    step, ns = replay.settled.typical()
+    path = StepPath(replay.timeline, replay.settled.copy, step)
+
+    assert int((path.work_ns + path.delay_ns).sum()) == ns
+    assert sum(total.path_ns for total in path.totals("layer").values()) == ns
+    assert sum(total.path_ns for total in path.totals("name").values()) == ns
+    stretches = path.stretches()
+    assert sum(each.work_ns + each.delay_ns for each in stretches) == ns
+    assert sum(each.tasks for each in stretches) == len(path.task)
+    assert len(stretches) <= 2 * MOST_STRETCHES + 1
+    assert stretches[0].begin_ns == 0
+
+
+# The timelines of a what-if in a notebook: one frame that holds all it needs, and reaches nothing
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BREAKS_OUT = '</script></iframe><script>parent.document.title = "broken"</script>'
+LARGEST = 160_000  # bytes: what a saved notebook grows by
+
+
+@pytest.fixture(scope="module")
+def prediction():
+    replay = daydream.replay(EXAMPLES / "synthetic_gpt_gpu.json.gz")
+    graph = replay.graph.copy()
+    graph.select(kind="kernel", phase="optimizer").set(name=BREAKS_OUT)
+    return daydream.whatif(daydream.replay(graph), "amp")
+
+
+def page_of(text):
+    """Return the page in the frame, as a browser reads the attribute."""
+    (found,) = re.findall(r'srcdoc="([^"]*)"', text)
+    return unescape(found)
+
+
+def test_it_is_one_small_frame_with_the_program_in_it(prediction):
+    text = prediction.interactive()._repr_html_()
+    assert re.fullmatch(
+        r'<iframe sandbox="allow-scripts" [^<>]*srcdoc="[^"]*" style="[^"<>]*"></iframe>', text
+    )
+    assert len(text.encode()) < LARGEST
+    page = page_of(text)
+    assert "uPlot" in page
+    assert "default-src 'none'" in page
+    assert "allow-same-origin" not in text
+    assert BREAKS_OUT not in page
+    assert text == timeline_frame(prediction)._repr_html_()
+
+
+def test_without_a_prediction_there_is_no_timeline_after(prediction, monkeypatch):
+    monkeypatch.setattr(prediction, "reason", "its causes were not recorded")
+    with pytest.raises(GraphError, match=r"amp cannot be predicted from this trace, because its causes"):
+        prediction.interactive()
+
+
+# Nouns and results in a notebook: the figures of the text reports, as HTML that no name can break
+
+
+SCRIPT = '<script>alert("1")</script> & \x1b[31m'
+
+
+STYLES = {"text-align:left", "text-align:right", "opacity:0.5"}
+
+
+def shown(thing):
+    page = Document(thing._repr_html_())
+    assert {name for _, name, _ in page.attributes} <= {"style", "colspan"}
+    assert {value for _, name, value in page.attributes if name == "style"} <= STYLES
+    return page
+
+
+def figures(text):
+    """Return the figures of a text, in their order."""
+    return re.findall(r"[-+]?\d[\d,]*\.?\d*", text)
+
+
+def test_a_trace_shows_its_rows_and_steps(replay):
+    trace = replay.graph.trace
+    page = shown(trace)
+
+    kinds, steps = page.tables
+    assert f"{len(trace):,} rows" in page.words
+    assert sum(int(row[1].replace(",", "")) for row in kinds[1:]) == len(trace)
+    assert [row[0] for row in steps[1:]] == [step["name"] for step in trace.metadata["steps"]]
+    assert steps[1][2] != "yes"  # the first has no measured time
+    assert steps[2][2] == "yes"
+
+
+def test_a_selection_shows_its_first_tasks_and_how_many_more(replay):
+    kernels = replay.graph.select(kind="kernel")
+    page = shown(kernels)
+    (table,) = page.tables
+
+    assert f"{len(kernels):,} tasks" in page.words
+    assert "kind='kernel'" in page.words
+    assert len(table) == 1 + MOST_ROWS + 1
+    assert table[1][0] == kernels.name[0]
+    assert table[1][-1] == f"{kernels.duration_ns[0] / 1e3:,.2f}"
+    assert table[-1] == [f"and {len(kernels) - MOST_ROWS:,} more"]
+    assert shown(replay.graph.select(layer="nowhere")).tables == []
+
+
+def test_curves_show_themselves_and_become_a_data_frame(replay):
+    curves = daydream.curves(replay)
+    (table,) = shown(curves).tables
+
+    assert isinstance(curves, Curves)
+    assert all(curve.name in row[0] for curve, row in zip(curves[:MOST_ROWS], table[1:], strict=False))
+    assert table[-1] == [f"and {len(curves) - MOST_ROWS} more"] or len(curves) <= MOST_ROWS
+    assert shown(Curves()).words.strip() == "no curves"
+    pytest.importorskip("pandas")
+    assert curves.to_pandas()["saving_ns"].tolist() == [curve.saving_ns for curve in curves]
+
+
+def test_names_cannot_break_out_of_the_page(replay):
+    graph = replay.graph.copy()
+    graph.select(kind="kernel").set(name=SCRIPT, layer=SCRIPT)
+    graph.note(SCRIPT)
+    tasks = graph.select(kind="kernel")
+    again = daydream.replay(graph)
+    comparison = daydream.whatif(again, "scale", factor=0.5, kind="kernel")
+    renamed = Prediction.of(again, SCRIPT, {}, comparison.graph, comparison.after)
+    renamed.conclude()
+
+    for thing in (graph, tasks, tasks.group_by("name"), again.timeline, again, renamed, daydream.rank(again)):
+        assert not shown(thing).scripts
+        assert "\x1b" not in thing._repr_html_()
+    assert SCRIPT.replace("\x1b", "?") in shown(tasks).words
+    assert SCRIPT.replace("\x1b", "?") in shown(renamed).words
+
+
+def test_other_things_have_no_html():
+    with pytest.raises(TypeError, match="no view of int"):
+        html(5)
+
+
+def test_the_tables_are_data_frames_too(replay):
+    pytest.importorskip("pandas")
+    comparison = daydream.whatif(replay, "amp")
+    steps, parts = replay.to_pandas(), comparison.to_pandas()
+    before, after = comparison.breakdowns()
+
+    assert steps["measured_ns"].tolist() == [step.measured_ns for step in replay.steps]
+    assert parts.loc["phase", "before_ns"].sum() == sum(before["by_phase"].values())
+    assert parts.loc["cause", "after_ns"].sum() == sum(after["by_cause"].values())
+    assert (parts.change_ns == parts.after_ns - parts.before_ns).all()
+    assert replay.breakdown() == before
+
+
+def test_columns_of_a_selection_are_for_reading(replay):
+    kernels = replay.graph.copy().select(kind="kernel")
+
+    with pytest.raises(daydream.GraphError, match=r"are copies; change them with .set\(duration_ns=...\)"):
+        kernels.duration_ns = 5
+    with pytest.raises(AttributeError, match=r"no column 'duration'\. Did you mean 'duration_ns'"):
+        _ = kernels.duration

@@ -1,9 +1,15 @@
-"""One view with every kind of block, as each renderer shows it; what narrow terminals leave out."""
+"""What an answer becomes: its views, and each view as text, page, Markdown."""
 
 from __future__ import annotations
 
+from graph.small_traces import op, trace
 from html_document import Document
+from shared import shared_replay
+from view_text import view_text
 
+import daydream
+from daydream.predict.suggest import suggestion
+from daydream.predict.sweep import Refused, Sweep, SweepTrace
 from daydream.report.blocks import (
     FADED,
     HEADING,
@@ -22,9 +28,15 @@ from daydream.report.blocks import (
     Text,
     Title,
 )
+from daydream.report.format import step_change_text
 from daydream.report.html.render import MOST_AT_ONCE, notebook_html, render
 from daydream.report.markdown import markdown
 from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
+from daydream.report.views.breakdown import cause_table
+from daydream.simulate.critical_path import PathCause
+
+# One view with every kind of block, as each renderer shows it; what narrow terminals leave out
+
 
 MS = 1_000_000
 COLUMNS = (
@@ -97,35 +109,6 @@ def test_on_a_terminal_less_time_is_green_more_is_red_and_what_is_neutral_or_fad
     assert styles([slower]) == {"a": TITLE, "change, ms": TITLE, "+1.000": WORSE}
 
 
-def test_where_there_is_no_room_columns_go_by_their_number_and_then_names_are_cut():
-    def head(room):
-        first, *others = ["".join(piece.text for piece in line) for line in lines([SAMPLE[4]], room)]
-        assert room < 40 or max(map(len, [first, *others])) <= room
-        return first.split()
-
-    full = len(TEXT.splitlines()[5])
-    held = len("  held, MiB")
-    heads = [head(full - less) for less in (0, 1, held, held + 1)]
-    assert ["held," in each for each in heads] == [True, False, False, False]
-    assert ["interval," in each for each in heads] == [True, True, True, False]
-    wide = Table([Column("name"), Column("time", Kind.TIME)], [Row(("k" * 40, MS))])
-    _, row = ("".join(piece.text for piece in line) for line in lines([wide], 40))
-    assert row == f"  {'k' * 25}...     1.000"
-    assert len(row) == 40
-    figures = Table([Kind.COUNT("workers"), Column("fits", spare=1)], [Row((64, "k" * 40))])
-    assert ["".join(piece.text for piece in line) for line in lines([figures], 30)] == [
-        "  workers",
-        "       64",
-    ]
-
-
-def test_what_is_kept_of_a_long_name():
-    name = "abcdefghijklmnopqrstuvwxyz"
-    assert Column("", width=10).cut(name) == "abcdefg..."
-    assert Column("", width=10, keep="end").cut(name) == "...tuvwxyz"
-    assert Column("", width=10, keep="both").cut(name) == "abcd...xyz"
-
-
 def test_units_and_digits_are_those_of_the_whole_or_of_the_largest_cell():
     columns = (Column("a"), Column("t", Kind.TIME), Column("m", Kind.BYTES))
     small = Table(columns, [Row(("x", 9_000, 2048)), Row(("y", 500, 100))])
@@ -156,15 +139,6 @@ def test_a_view_as_a_page():
     assert f"show all {len(rows)}" in text
 
 
-def test_a_view_in_a_notebook_has_sides_and_nothing_else():
-    page = Document(notebook_html(SAMPLE[:8]))
-    assert {name for _, name, _ in page.attributes} == {"style", "colspan"}
-    assert {value for _, name, value in page.attributes if name == "style"} == {
-        "text-align:left", "text-align:right", "opacity:0.5",
-    }  # fmt: skip
-    assert page.tables[0][2][1] == "12.00"
-
-
 def test_a_view_as_markdown_folds_what_follows_its_first_table():
     found = markdown(SAMPLE)
     shown, folded = found.split("<details>")
@@ -190,3 +164,103 @@ def test_no_name_is_markup():
         assert "\x1b" not in text
     assert "\x1b" not in text_of(blocks)
     assert "<b>" not in "".join(part for at, part in enumerate(markdown(blocks).split("`")) if at % 2 == 0)
+
+
+# A sweep's screen: what stands for many refused scenarios, several traces, notes that all share
+
+
+def recorded(name="a.parquet"):
+    return SweepTrace(name, "recorded", 10_000_000, 10_000_000, 0.0, ("recorded by hand",))
+
+
+def of(answers, refused, varied, traces=("a.parquet",)):
+    return Sweep("ddp", varied, {}, [recorded(trace) for trace in traces], answers, refused)
+
+
+def test_a_trace_that_was_not_replayed_is_told():
+    sweep = of([], [Refused("b", {"workers": 2}, "no step")], {"workers": [2]}, ("a", "b"))
+    sweep.traces[1] = SweepTrace("b", None, None, None, None, reason="no step")
+
+    assert "  b   not replayed" in view_text(sweep, top=5)
+
+
+# The views of what-ifs, explanations, replays and overviews: the answer first, then what it rests on
+
+
+RECORDING = {
+    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
+    "annotation_ns": 0, "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
+}  # fmt: skip
+
+
+def small_run(factor=1.0):
+    """Three steps of 20 us, 2 of them recording; without a profiler they took 18, times the factor."""
+    rows = [
+        part for at in (0, 20, 40)
+        for part in (op("a", at, at + 8, phase="forward"), op("b", at + 12, at + 18, phase="forward"))
+    ]  # fmt: skip
+    times = [round(factor * 18_000)] * 3
+    return trace(rows, steps=(0, 20, 40, 60), profiler_cost=RECORDING, unprofiled_step_ns=times)
+
+
+def test_what_a_step_waits_for_adds_up_and_the_rest_is_never_the_largest(replay):
+    before, after = daydream.whatif(replay, "amp").breakdowns()
+    *rows, whole = cause_table(before, after).rows
+
+    for side in (1, 2, 3):
+        assert sum(row.cells[side] for row in rows) == whole.cells[side]
+    *named, rest = [max(row.cells[1:3]) for row in rows]
+    assert rest <= max(named)
+    many = {cause.value: 100 - at for at, cause in enumerate(PathCause)}
+    *named, rest, _ = cause_table({"by_cause": many}, {"by_cause": many}).rows
+    assert max(row.cells[1] for row in named) >= rest.cells[1]
+
+
+def test_where_the_step_was_measured_without_a_profiler_the_prediction_starts_from_that():
+    def add(graph):
+        graph.insert_after(graph.select(name="^a$"), "new work", kind="cpu", duration_ns=3_000)
+
+    # The correction finds 18 us; it took 9. What the change adds is 3 on either.
+    found = view_text(daydream.whatif(small_run(factor=0.5), add))
+
+    assert found.startswith("add: 9.00 -> 12.00 us per step, 0.75x")
+
+
+def test_a_prediction_that_says_nothing_leads_with_that_and_why():
+    comparison = daydream.whatif(
+        shared_replay("kineto/mi300x_sglang_decode_graph_replay.json.gz"), "scale", on="gpu", factor=0.5
+    )
+    first, *rest = view_text(comparison).splitlines()
+
+    assert first.startswith("scale: cannot be predicted from this trace; replay error")
+    assert f"because {comparison.reason}" in " ".join(" ".join(rest).split())
+    assert not any("change" in line.split() for line in rest)
+    assert suggestion(comparison) is None
+
+
+def test_of_a_very_long_recording_nothing_more_is_simulated(replay, monkeypatch):
+    comparison = daydream.whatif(replay, "amp")
+    monkeypatch.setattr("daydream.predict.suggest.MOST_TASKS", 10)
+
+    assert suggestion(comparison) is None
+
+
+def test_a_range_on_both_sides_of_1x_is_undecided():
+    assert step_change_text(100, 100, 90, 110).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
+    assert step_change_text(1000, 980, 960, 1001).endswith(", 1.02x (90% interval 1.00 to 1.04x)")
+    assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90% interval 1.11 to 1.43x)")
+    assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90% interval 0.77 to 0.91x)")
+
+
+def test_steps_that_all_replay_exactly_have_no_worst_one():
+    rows = [op("a", 10 * n, 10 * n + 8) for n in range(31)]
+    replay = daydream.replay(trace(rows, steps=tuple(range(0, 311, 10))))
+    assert len(replay.steps) > 12
+    assert f"  each of the {len(replay.steps)} steps replays with an error of 0.00%\n" in view_text(replay)
+    assert "worst of" in view_text(replay, verbose=True)
+    replay.steps[7].error = 10.0
+
+    assert f"worst of {len(replay.steps)} steps; --json has them all" in view_text(replay)
+
+
+# Where a step's time goes

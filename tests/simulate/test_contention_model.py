@@ -85,16 +85,6 @@ def test_a_transfer_that_waits_for_another_rank_slows_nothing_before_it_begins()
     assert spans(graph, 2) == {"kernel": (0, 120), "late": (0, 60), "transfer": (60, 100)}
 
 
-def test_only_kernels_are_slowed_and_each_by_its_own_factor():
-    graph = beside(100, 1000)
-    graph.insert("copy", kind="memcpy", lane="stream 9", duration_ns=100)
-    graph.insert("call", kind="cpu", lane="thread 1", duration_ns=100)
-    graph.insert("other", kind="kernel", lane="stream 10", duration_ns=100)
-    found = spans(graph, np.array([1.5, 9, 9, 9, 3]))
-    ends = {name: end for name, (_, end) in found.items()}
-    assert ends == {"kernel": 150, "transfer": 1000, "copy": 100, "call": 100, "other": 300}
-
-
 def test_a_recorded_duration_already_holds_its_overlap():
     before = beside(100, 50)  # 25 of the kernel's work were done in the first 50
     assert spans(before, 2, untouched=before) == {"kernel": (0, 100), "transfer": (0, 50)}
@@ -117,16 +107,6 @@ def test_an_edited_duration_keeps_the_share_that_was_overlapped():
     longer = before.copy()
     longer.select(kind="kernel").scale(3)  # 150 of work, 50 of them while the transfer lasts
     assert spans(longer, 2, untouched=before)["kernel"] == (0, 200)
-
-
-def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
-    before = beside(100, 100)
-    split = before.copy()
-    split.select(kind="collective").remove()
-    split.insert("part", kind="collective", lane="stream 8", duration_ns=100)
-    assert spans(split, 1, 2, untouched=before)["part"] == (0, 100)
-    alone = spans(split, 1, 2)
-    assert alone["part"] == (0, 150)  # the first 100 at half speed
 
 
 # laws -------------------------------------------------------------------------------------------

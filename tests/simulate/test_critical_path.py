@@ -2,13 +2,13 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Edge, Task, drawn, plans
+from strategies import plans, written
 
 from daydream.graph.plan import Cause
 from daydream.simulate import engine
 from daydream.simulate.critical_path import critical_path
 
-LAUNCH, SYNC, LANE, RELEASE, QUEUE = Cause.LAUNCH, Cause.SYNC, Cause.LANE, Cause.RELEASE, Cause.QUEUE
+LAUNCH, SYNC, LANE, RELEASE = Cause.LAUNCH, Cause.SYNC, Cause.LANE, Cause.RELEASE
 
 
 def explain(plan, sink=None):
@@ -24,10 +24,7 @@ def explain(plan, sink=None):
 def launch_and_synchronize():
     #  lane 0  |0 launch 5|gap 1|2 sync 2 ....|3: 7|
     #  lane 1      +3 |1 kernel 30         | +2
-    return drawn(
-        [Task(0, 5, gap=1), Task(1, 30), Task(0, 2), Task(0, 7)],
-        [Edge(0, 1, 3, from_start=True, cause=LAUNCH), Edge(1, 2, 2, cause=SYNC)],
-    )
+    return written("0 5 +1, 1 30, 0 2, 0 7", "0>1 3 start LAUNCH, 1>2 2 SYNC")
 
 
 def test_the_path_leads_from_launch_over_kernel_to_the_thread_that_waited():
@@ -40,31 +37,22 @@ def test_the_path_leads_from_launch_over_kernel_to_the_thread_that_waited():
 
 
 def test_the_path_counts_gaps_and_the_release_of_its_first_task():
-    plan = drawn([Task(0, 5, gap=2, release=4), Task(0, 6, gap=9), Task(1, 1)], [])
+    plan = written("0 5 +2 @4, 0 6 +9, 1 1")
     assert explain(plan) == [(0, RELEASE, 4, 5), (1, LANE, 2, 6)]  # 4 + 5 + 2 + 6 = 17
-
-
-def test_a_path_to_another_sink_can_be_asked_for():
-    plan = launch_and_synchronize()
-    assert explain(plan, sink=1) == [(0, RELEASE, 0, 0), (1, LAUNCH, 3, 30)]
 
 
 def test_of_equal_causes_an_edge_goes_first_then_the_least_cause_then_the_least_source():
     #  0, 1, 2 and 3 all end at 5, and 4 on the lane of 3 follows them all
-    tasks = [Task(0, 5), Task(1, 5), Task(2, 5), Task(3, 5), Task(3, 1, release=5)]
-    edges = [Edge(0, 4, cause=QUEUE), Edge(2, 4, cause=SYNC), Edge(1, 4, cause=SYNC)]
-    assert explain(drawn(tasks, edges)) == [(1, RELEASE, 0, 5), (4, SYNC, 0, 1)]
-    assert explain(drawn(tasks, [])) == [(3, RELEASE, 0, 5), (4, LANE, 0, 1)]
+    tasks = "0 5, 1 5, 2 5, 3 5, 3 1 @5"
+    found = explain(written(tasks, "0>4 QUEUE, 2>4 SYNC, 1>4 SYNC"))
+    assert found == [(1, RELEASE, 0, 5), (4, SYNC, 0, 1)]
+    assert explain(written(tasks)) == [(3, RELEASE, 0, 5), (4, LANE, 0, 1)]
 
 
 def test_on_a_scheduled_lane_the_path_goes_back_in_the_order_that_came_out():
     #  link  |1: 3|0: 4|      1 is more urgent
-    plan = drawn([Task(0, 4), Task(0, 3)], [], priority={0: [1, 0]})
+    plan = written("0 4, 0 3", priority={0: [1, 0]})
     assert explain(plan) == [(1, RELEASE, 0, 3), (0, LANE, 0, 4)]
-
-
-def test_a_plan_without_tasks_has_no_path():
-    assert explain(drawn([], [])) == []
 
 
 # -- laws over random plans ------------------------------------------------------------------------

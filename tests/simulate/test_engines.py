@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Edge, Task, drawn, plans
+from strategies import Edge, Task, drawn, plans, written
 
 from daydream.errors import GraphError
 from daydream.graph.plan import Cause, Plan
@@ -29,11 +29,6 @@ ENGINES = {
 }
 
 
-@pytest.fixture(params=ENGINES)
-def run(request):
-    return ENGINES[request.param]
-
-
 def starts(run, plan):
     start, end = run(plan)
     assert (end - start).tolist() == plan.duration_ns.tolist()
@@ -42,97 +37,79 @@ def starts(run, plan):
 
 # -- drawn by hand ---------------------------------------------------------------------------------
 
-
-def test_a_plan_without_tasks_has_an_empty_timeline(run):
-    assert starts(run, drawn([], [])) == []
-
-
-def test_a_gap_holds_its_own_lane_only(run):
+LONG = 2**55 + 1
+CASES = {  # tasks, edges and starts of them
     #  lane 0  |0: 6|gap 2|1: 3|
     #  lane 1        |2: 4|              follows the end of 0, not its gap
-    plan = drawn([Task(0, 6, gap=2), Task(0, 3), Task(1, 4)], [Edge(0, 2)])
-    assert starts(run, plan) == [0, 6 + 2, 6]
-
-
-def test_a_kernel_can_begin_before_its_launch_returns(run):
+    "a gap holds its own lane only": ("0 6 +2, 0 3, 1 4", "0>2", [0, 6 + 2, 6]),
     #  lane 0  |launch 10        |launch 10        |
     #  lane 1     +4 |kernel 20                    |kernel 20 |     the second waits for its stream
-    plan = drawn(
-        [Task(0, 10), Task(1, 20), Task(0, 10), Task(1, 20)],
-        [Edge(0, 1, latency=4, from_start=True), Edge(2, 3, latency=4, from_start=True)],
-    )
-    assert starts(run, plan) == [0, 4, 10, 4 + 20]
-
-
-def test_a_synchronization_waits_for_the_device_and_the_rest_follows(run):
+    "a kernel can begin before its launch returns": (
+        "0 10, 1 20, 0 10, 1 20", "0>1 4 start, 2>3 4 start", [0, 4, 10, 4 + 20],
+    ),
     #  lane 0  |launch 5|sync 1 ..........|next 7|
     #  lane 1    +3 |kernel 30        | +2
-    plan = drawn(
-        [Task(0, 5), Task(1, 30), Task(0, 1), Task(0, 7)],
-        [Edge(0, 1, latency=3, from_start=True), Edge(1, 2, latency=2)],
-    )
-    assert starts(run, plan) == [0, 3, 3 + 30 + 2, 3 + 30 + 2 + 1]
-
-
-def test_a_full_launch_queue_blocks_the_launch(run):
+    "a synchronization waits for the device and the rest follows": (
+        "0 5, 1 30, 0 1, 0 7", "0>1 3 start, 1>2 2", [0, 3, 3 + 30 + 2, 3 + 30 + 2 + 1],
+    ),
     #  a queue of two: launch 2 waits for the end of kernel 0, launch 3 for that of kernel 1
     #  lane 0  |0: 1|1: 1|..... |2: 1|....    |3: 1|
     #  lane 1  |k0: 10          |k1: 10       |k2: 10      |k3: 10 |
-    plan = drawn(
-        [Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10), Task(0, 1), Task(1, 10)],
-        [Edge(launch, launch + 1, from_start=True) for launch in (0, 2, 4, 6)]
-        + [Edge(1, 4, cause=Cause.QUEUE), Edge(3, 6, cause=Cause.QUEUE)],
-    )
-    assert starts(run, plan) == [0, 0, 1, 10, 10, 20, 20, 30]
-
-
-def test_a_release_holds_a_task_and_all_behind_it(run):
-    plan = drawn([Task(0, 5), Task(0, 5, release=12), Task(0, 5)], [])
-    assert starts(run, plan) == [0, 12, 12 + 5]
-
-
-def test_the_latest_of_several_causes_counts(run):
-    #  lanes 0 to 2 end at 3, 8 and 5; task 3 follows them with latencies 4, 0 and 2
-    plan = drawn([Task(0, 3), Task(1, 8), Task(2, 5), Task(3, 1)], [Edge(0, 3, 4), Edge(1, 3), Edge(2, 3, 2)])
-    assert starts(run, plan)[3] == max(3 + 4, 8, 5 + 2)
-
-
-def test_an_edge_with_negative_latency_lets_a_task_begin_before_its_cause_ends(run):
-    plan = drawn([Task(0, 10), Task(1, 1)], [Edge(0, 1, latency=-4)])
-    assert starts(run, plan) == [0, 10 - 4]
-
-
-def test_a_negative_latency_never_leads_before_time_zero(run):
-    plan = drawn([Task(0, 3), Task(1, 1)], [Edge(0, 1, latency=-9)])
-    assert starts(run, plan) == [0, 0]
-
-
-def test_the_start_up_cost_between_neighbours_overlaps_the_gap(run):
-    #  lane 0  |0: 4|gap 3|1: 4|gap 1| |2: 4|     edges 0 -> 1 and 1 -> 2 with latency 2 from the end
-    plan = drawn([Task(0, 4, gap=3), Task(0, 4, gap=1), Task(0, 4)], [Edge(0, 1, 2), Edge(1, 2, 2)])
-    assert starts(run, plan) == [0, 4 + 3, 4 + 3 + 4 + 2]
-
-
-def test_neighbours_can_be_tied_start_to_start_more_than_once(run):
-    plan = drawn([Task(0, 4), Task(0, 1)], [Edge(0, 1, 9, from_start=True), Edge(0, 1, 2), Edge(0, 1, -1)])
-    assert starts(run, plan) == [0, 9]
-
-
-def test_an_edge_may_reach_over_tasks_of_the_same_lane(run):
+    "a full launch queue blocks the launch": (
+        "0 1, 1 10, 0 1, 1 10, 0 1, 1 10, 0 1, 1 10",
+        "0>1 start, 2>3 start, 4>5 start, 6>7 start, 1>4 QUEUE, 3>6 QUEUE",
+        [0, 0, 1, 10, 10, 20, 20, 30],
+    ),
+    "with negative latency a task begins before its cause ends": ("0 10, 1 1", "0>1 -4", [0, 10 - 4]),
+    "but not before time zero": ("0 3, 1 1", "0>1 -9", [0, 0]),
+    "a release holds a task and all behind it": ("0 5, 0 5 @12, 0 5", "", [0, 12, 12 + 5]),
+    #  lane 0  |0: 4|gap 3|1: 4|gap 1| |2: 4|
+    "the start-up cost between neighbors overlaps the gap": (
+        "0 4 +3, 0 4 +1, 0 4", "0>1 2, 1>2 2", [0, 4 + 3, 4 + 3 + 4 + 2],
+    ),
     #  lane 0  |0: 2|1: 2|  |2: 2|    2 follows the end of 0 by 7
-    plan = drawn([Task(0, 2), Task(0, 2), Task(0, 2), Task(0, 2)], [Edge(0, 2, 7)])
-    assert starts(run, plan) == [0, 2, 2 + 7, 2 + 7 + 2]
+    "an edge may reach over tasks of its lane": ("0 2, 0 2, 0 2, 0 2", "0>2 7", [0, 2, 2 + 7, 2 + 7 + 2]),
+    "times beyond the precision of floats": (
+        f"0 {LONG} +1, 1 {LONG}, 0 {LONG}", "0>1 1, 1>2 1", [0, LONG + 1, 2 * LONG + 2],
+    ),
+    "nothing": ("", "", []),
+}  # fmt: skip
 
 
-def test_an_edge_of_one_ns_counts_over_a_task_that_takes_none(run):
-    plan = drawn([Task(0, 2), Task(0, 0), Task(0, 2)], [Edge(0, 2, 1)])
-    assert starts(run, plan) == [0, 2, 2 + 1]
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("case", CASES)
+def test_by_hand(name, case):
+    tasks, edges, expected = CASES[case]
+    assert starts(ENGINES[name], written(tasks, edges)) == expected
 
 
-def test_times_beyond_the_precision_of_floats_stay_exact(run):
-    long = 2**55 + 1
-    plan = drawn([Task(0, long, gap=1), Task(1, long), Task(0, long)], [Edge(0, 1, 1), Edge(1, 2, 1)])
-    assert starts(run, plan) == [0, long + 1, 2 * long + 2]
+# Scheduled lanes: lane 0 is a CPU, 1 and 2 are links; which tasks go first on each.
+SCHEDULED = {
+    #  cpu   |0: 2|1: 2|2: 2|
+    #  link       |3: 10        |5: 10 |4: 10 |     4 is ready at 4, 5 at 6 but more urgent
+    "the urgent task overtakes the one that was ready first": (
+        "0 2, 0 2, 0 2, 1 10, 1 10, 1 10", "0>3, 1>4, 2>5", {1: [5, 3, 4]}, [0, 2, 4, 2, 2 + 10 + 10, 2 + 10],
+    ),
+    #  link  |1: 10   |2: 3|      1 is ready at 0; 2, more urgent, at 1
+    "what runs is not interrupted": ("0 1, 1 10, 1 3", "0>2", {1: [2, 1]}, [0, 0, 10]),
+    #  link  |0: 5|gap 3|2: 1|1: 1|      2 is ready at 7, when the gap still holds the lane
+    "a gap delays the decision": ("1 5 +3, 1 1 @1, 1 1 @7", "", {1: [2, 0, 1]}, [0, 9, 8]),
+    "equal priority goes by ready time, then by id": (
+        "1 10, 1 1 @6, 1 1 @5, 1 1 @6", "", {1: []}, [0, 10 + 1, 10, 10 + 1 + 1],
+    ),
+    #  link   |0: 4|2: 4|           2 needs 1 from the other lane, which ends at 3, so it is there at 4
+    #  other  |1: 3|     3: 5 (less urgent than 2, ready at 0)
+    "two scheduled lanes decide in the order of time": (
+        "1 4, 2 3, 1 4, 1 5", "1>2", {1: [0, 2, 3], 2: [1]}, [0, 0, 4, 8],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [reference, engine.run], ids=["algorithm 1", "default"])
+@pytest.mark.parametrize("case", SCHEDULED)
+def test_scheduled_lanes_by_hand(run, case):
+    tasks, edges, priority, expected = SCHEDULED[case]
+    assert starts(run, written(tasks, edges, priority)) == expected
 
 
 # -- laws over random plans ------------------------------------------------------------------------
@@ -187,6 +164,67 @@ def test_engines_are_equal_on_larger_plans(edges):
     plan = random_plan(3000, lanes=6, edges=edges, reach=2000, seed=edges)
     expected = starts(reference, plan)
     assert {name for name, run in ENGINES.items() if starts(run, plan) != expected} == set()
+
+
+# -- scheduled lanes: a clock that ticks through time picks the same ----------------------------------
+
+
+def tick_through_time(plan):
+    """Return the starts by looking at every lane at every tick; needs latencies of 0 and more."""
+    n = len(plan)
+    start = [None] * n
+    free = [0] * plan.lanes
+    pairs = list(zip(plan.edge_src.tolist(), plan.edge_delay_ns.tolist(), strict=True))
+    edges = [pairs[slice(*plan.edge_ptr[task : task + 2])] for task in range(n)]
+
+    def ready(task):
+        """Return when a task may start, or None while one of its causes has not."""
+        if any(start[src] is None for src, _ in edges[task]):
+            return None
+        return max([int(plan.release_ns[task])] + [start[src] + delay for src, delay in edges[task]])
+
+    def startable(now):
+        """Return the next task to start now: ordered lanes first, then scheduled ones, lowest lane first."""
+        for lane in sorted(range(plan.lanes), key=lambda number: (number in plan.scheduled, number)):
+            if free[lane] > now:
+                continue
+            left = [task for task in range(n) if plan.lane[task] == lane and start[task] is None]
+            if lane not in plan.scheduled:
+                left = left[:1]
+            able = [task for task in left if ready(task) is not None and ready(task) <= now]
+            if able:
+                return min(able, key=lambda task: (plan.priority[task], ready(task), task))
+        return None
+
+    now = 0
+    while None in start:
+        task = startable(now)
+        if task is None:
+            now += 1
+            continue
+        start[task] = now
+        free[plan.lane[task]] = now + int(plan.duration_ns[task] + plan.gap_ns[task])
+    return start
+
+
+@given(plans(scheduled=True, max_tasks=10, max_lanes=3, least_latency=0))
+def test_the_reference_decides_as_a_ticking_clock_does(plan):
+    assert engine.algorithm_1(plan)[0].tolist() == tick_through_time(plan)
+
+
+@given(plans(scheduled=True, max_tasks=24))
+def test_the_default_engine_equals_algorithm_1(plan):
+    start, end = engine.run(plan)
+    assert start.tolist() == engine.algorithm_1(plan)[0].tolist()
+    assert (end - start).tolist() == plan.duration_ns.tolist()
+
+
+@given(plans(scheduled=True, max_tasks=24))
+def test_the_order_that_came_out_put_down_as_fixed_gives_the_same_timeline(plan):
+    fixed, ran = engine.fix_order(plan)
+    assert not fixed.scheduled
+    assert sorted(ran.tolist()) == list(range(len(plan)))
+    assert engine.run(fixed)[0].tolist() == engine.run(plan)[0][ran].tolist()
 
 
 # -- what a plan refuses ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from graph.random_graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.written_out import explicit
-from strategies import Edge, Task, drawn, plans
+from strategies import plans, written
 
 from daydream.errors import GraphError
 from daydream.graph.lower import lower
@@ -73,7 +73,7 @@ def test_a_slower_rank_makes_no_rank_faster(data):
 def step():
     #  thread   |backward 8|gap 2|optimizer 4|       the optimizer waits for the all-reduce
     #  link              |all-reduce 5|
-    return drawn([Task(0, 8, gap=2), Task(1, 5), Task(0, 4)], [Edge(0, 1, latency=1), Edge(1, 2)])
+    return written("0 8 +2, 1 5, 0 4", "0>1 1, 1>2")
 
 
 def test_a_collective_begins_with_the_last_of_its_members():
@@ -87,7 +87,7 @@ def test_a_collective_begins_with_the_last_of_its_members():
 
 def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
     steps, ranks = 12, 1_000
-    plan = drawn([task for _ in range(steps) for task in (Task(0, 100_000), Task(0, 30))], [])
+    plan = written(", ".join(["0 100000, 0 30"] * steps))
     factors = factors_of(ranks, steps, 0.1, 1.0, 3)
     reduces = np.arange(2 * steps) % 2 == 1
     row = np.where(reduces, ALL_MEET, np.arange(2 * steps) // 2)
@@ -99,7 +99,7 @@ def test_a_thousand_ranks_that_meet_in_each_step_take_the_sum_of_the_slowest():
 
 
 def test_a_lane_with_a_policy_is_refused_for_several_ranks():
-    plan = drawn([Task(0, 5), Task(0, 3)], [], priority={0: [1, 0]})
+    plan = written("0 5, 0 3", priority={0: [1, 0]})
 
     with pytest.raises(GraphError, match="scheduled by priority"):
         ends(plan, np.array([[1.0, 2.0]]), np.zeros(2, int), np.arange(1))

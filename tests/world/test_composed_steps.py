@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,6 @@ from daydream.world.compose import (
     Pass,
     Strategy,
     compose,
-    order,
     peaks,
 )
 
@@ -37,7 +36,7 @@ class Free:
         return 0.0 if collective == "send" else nbytes / 10
 
 
-def model(layers: int = 4, block: Block = LAYER, **how: float) -> Model:
+def model(layers: int = 4, block: Block = LAYER, **how: Any) -> Model:
     """Return a model of equal layers; 2 + 4 + 12 bytes are kept of a parameter."""
     return Model((block,) * layers, **how)
 
@@ -63,16 +62,6 @@ def test_messages_delay_each_stage_that_follows():
 
     # F, message, F; B, message, B
     assert compose(model(2), Strategy(pp=2), Slow()).step_ns == 1 + 5 + 1 + 2 + 5 + 2
-
-
-def test_the_order_of_stages():
-    first = list(order(0, Strategy(pp=2), 3))
-    assert first == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]
-    assert list(order(1, Strategy(pp=2), 2)) == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
-    for stage, chunks, micro_batches in product(range(4), (1, 2, 3), (4, 8)):
-        found = list(order(stage, Strategy(pp=4, chunks=chunks), micro_batches))
-        assert sorted(found) == sorted(product((0, 1), range(micro_batches), range(chunks)))
-        assert all(found.index((0, *rest)) < found.index((1, *rest)) for way, *rest in found if way)
 
 
 def test_a_block_ends_no_earlier_than_it_is_launched():
@@ -121,9 +110,12 @@ def test_the_optimizer_updates_what_a_gpu_keeps():
 def test_fsdp_gathers_ahead_of_blocks_and_waits_for_the_first():
     #  a block's 10 parameters of 2 bytes are gathered, its gradients of 4 reduced
     block = replace(LAYER, forward=Pass(50), backward=Pass(50))
-    found = compose(model(2, block), Strategy(fsdp=2), Free())
+    found = compose(model(2, block, sharding_ns=(0, 0)), Strategy(fsdp=2), Free())
     assert found.step_ns == (2 + 50 + 50) * 2
     assert found.parts["fsdp"] == 4
+    # hooks and launches of each block, before its forward pass and around its backward pass
+    launched = compose(model(2, block, sharding_ns=(300, 400)), Strategy(fsdp=2), Free())
+    assert launched.step_ns == 2 * 300 + 2 * 400
 
 
 def test_memory_of_1f1b_is_of_as_many_micro_batches_as_stages_follow():
@@ -132,6 +124,12 @@ def test_memory_of_1f1b_is_of_as_many_micro_batches_as_stages_follow():
     # interleaved: 2 (p - s - 1) + (v - 1) p + 1 chunks
     chunks = peaks(model(8), Strategy(pp=4, chunks=2, micro_batches=8))
     assert chunks == tuple(2 * kept + n * 8 + 3 for n in (11, 9, 7, 5))
+
+
+def test_the_last_stage_holds_the_embedding_again():
+    held = peaks(model(tied_parameters=5), Strategy(pp=4, micro_batches=8))
+    assert held[-1] - peaks(model(), Strategy(pp=4, micro_batches=8))[-1] == 5 * (2 + 4 + 12)
+    assert held[:3] == peaks(model(), Strategy(pp=4, micro_batches=8))[:3]
 
 
 def test_memory_of_shards_and_of_checkpointing():

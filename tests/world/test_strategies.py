@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.world.compose import Strategy
+from daydream.plan.search import Strategy
 from validation.strategies import Row, b200_rows, ci_rows, judged, megatron_rows
 
 
@@ -32,10 +32,20 @@ def test_names_tell_strategies():
     test = {"suite": "gpt", "golden": "golden_values_dev_dgx_h100.json", "iter_s": "0.1", "mem_max": ""}
     name = "gpt3_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce"
     known, unknown = ci_rows([{**test, "case": name}, {**test, "case": "t5_release"}])
+    assert (known.run, known.layers, "--flash" in known.script) == ("h100", [12], False)
     assert known.strategy == Strategy(
         dp=2, pp=4, micro_batch=4, micro_batches=4, chunks=3, sharded_optimizer=True, overlap=True
     )
     assert "model_config.yaml" in unknown.why_not
+    (shared,) = ci_rows([{**test, "case": "gpt3_mcore_te_tp2_pp1_resume_torch_dist_cp2_nondeterministic"}])
+    assert shared.strategy == Strategy(dp=2, tp=2, cp=2, micro_batch=4, micro_batches=4)
+    assert "--flash" in shared.script
+    (both,) = ci_rows([{**test, "case": "t5_mcore_tp4_pp1", "golden": "golden_values_lts.json"}])
+    assert (both.run, both.layers) == ("a100", [12, 12])
+    (few,) = ci_rows(
+        [{**test, "case": "bert_mcore_tp1_pp2_1node", "golden": "golden_values_dev_dgx_gb200.json"}]
+    )
+    assert few.strategy == Strategy(dp=2, pp=2, micro_batch=4, micro_batches=16)
     table = {
         "# GPUs": "8", "global batch": "16", "micro batch": "2", "hidden size": "1024", "# layers": "12",
         "tensor parallelism": "2", "data parallelism": "2", "pipeline parallelism": "2",

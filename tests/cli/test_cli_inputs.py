@@ -1,0 +1,288 @@
+"""Files beside the trace: counters, handles, contention, ranges of steps, ExecuTorch's."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import daydream as typed
+from contention_machine import Machine
+from long_recording import SOME, STEPS
+
+import daydream
+from daydream import DebugHandleMap, Handle
+
+# `--counters` on the command line: what it changes, what it says, and what it refuses
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
+TABLE = (
+    '"ID","Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Metric Value"\n'
+    '"0","1","ampere_sgemm_128x64_tn","","dram__bytes.sum","Mbyte","2.5"\n'
+)
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    counted = tmp_path_factory.mktemp("counters")
+    (counted / "c.csv").write_text(TABLE)
+    (counted / "bytes.csv").write_text(TABLE.replace("2.5", "2,5"))
+    (counted / "notes.txt").write_text("nothing was counted here\n")
+    return counted
+
+
+def asked(counted, command, *words):
+    return typed(*command, "--trace", str(EXAMPLE), *words, folder=counted)
+
+
+@pytest.mark.parametrize("command", [["whatif", "amp"], ["explain"], ["rank", "--no-curves"]])
+def test_commands_say_how_many_kernels_have_counters(counted, command):
+    notes = json.loads(asked(counted, command, "--counters", "c.csv", "--json").out)["notes"]
+    assert any("have counters of c.csv; their FLOP and bytes are taken from them" in note for note in notes)
+    assert any("each has the mean of those that were counted" in note for note in notes)
+
+
+def test_a_trace_that_is_imported_keeps_them(counted):
+    done = typed("import", str(EXAMPLE), "--counters", "c.csv", "-o", "t.parquet", folder=counted)
+    assert done.code == 0, done.err
+    found = json.loads(typed("info t.parquet --json", folder=counted).out)
+    assert any("have counters of c.csv" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("gone.csv", "No such file"),
+        ("notes.txt", "no counters that are known"),
+        ("bytes.csv", "decimal comma"),
+    ],
+)
+def test_a_file_without_counters_is_one_line(counted, file, said):
+    done = asked(counted, ["whatif", "amp"], "--counters", file)
+    assert (done.code, done.out) == (1, "")
+    first, *more = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert said in done.err
+    assert all(line.startswith(" ") for line in more)
+
+
+# `--handles` and `--capture`, as people type them
+
+
+def test_a_map_is_given_to_an_import_and_to_a_what_if(ask, folder):
+    trace = daydream.load(folder / "step.parquet")
+    name = trace.values("name", np.flatnonzero(trace.is_kind("kernel")))[0]
+    owners = (Handle("aten::add", "blocks.0", weight=1), Handle("aten::relu", "blocks.1", weight=3))
+    (folder / "map.json").write_text(DebugHandleMap({name: owners}, rule="flop").to_json())
+    words = ("scale", "--layer", "blocks.1", "--factor", "0", "--json")
+    whatif = json.loads(ask("whatif", *words, "--trace", "step.parquet", "--handles", "map.json").out)
+    assert any("shared over the operators" in note for note in whatif["notes"])
+    assert ask("import step.json.gz --handles map.json -o mapped.parquet").code == 0
+    again = json.loads(ask("whatif", *words, "--trace", "mapped.parquet").out)
+    assert again["predicted_ns"] == whatif["predicted_ns"] < whatif["replayed_ns"]
+    assert ask("whatif", *words, "--trace", "step.parquet").code == 1  # no layers without the map
+
+
+def test_what_does_not_fit_is_one_line(ask, folder):
+    (folder / "map.json").write_text(DebugHandleMap({"absent": (Handle("aten::add"),)}).to_json())
+    done = ask("rank --trace step.parquet --handles map.json")
+    assert (done.code, done.out) == (1, "")
+    assert "no row joins any of the 1 identifiers" in done.err
+
+
+# `--json`: one object with exactly the keys of docs/json.md, and nothing else on stdout
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def parsed(done):
+    """Return the one object a command printed; anything else, NaN and infinity included, fails."""
+    assert done.code == 0, done.err
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(done.out, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info step.parquet", "replay --trace step.parquet", "whatif amp --trace step.parquet",
+        "explain --trace step.parquet", "rank --pairs 0 --no-curves --trace step.parquet",
+        "sweep scale --on gpu --set factor=0.5 --trace step.parquet", "compare step.parquet step.parquet",
+        "scaling --workers 1,4 --bandwidth 10 --gradient-mb 10 --trace step.parquet",
+    ],
+)  # fmt: skip
+def test_json_has_the_keys_of_the_page(ask, command):
+    result = parsed(ask(*command.split(), "--json"))
+
+    section = PAGE.partition(f"## `daydream {command.split()[0]} --json`\n")[2].partition("\n##")[0]
+    assert result.pop("schema") == 1
+    assert result.pop("trace", "step.parquet") == "step.parquet"
+    rows = [line.partition(" | ")[0] for line in section.splitlines() if line.startswith("`")]
+    assert set(re.findall(r"`(\w+)", " ".join(rows))) - {"schema", "trace"} <= set(result)
+
+
+def test_what_a_users_code_prints_goes_to_stderr(ask, folder):
+    (folder / "chatty.py").write_text(
+        "print('loading')\n\ndef chatty(graph, *, loud: bool = False):\n    print('editing', loud)\n"
+        "    graph.select().scale(1)\n"
+    )
+
+    done = ask("whatif ./chatty.py --loud --trace step.parquet --json")
+
+    assert parsed(done)["options"] == {"loud": True}
+    # Once for the estimated step, once for the recorded one.
+    assert done.err == "loading\nediting True\nediting True\n"
+
+
+# `--contention` of `whatif` and `scaling`, as it is typed and as it is told
+
+
+NETWORK = ("whatif", "network", "--bandwidth-factor", "4", "--trace", "transfers.parquet")
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return Machine(kernel_factor=1.3).record()
+
+
+def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
+    recording.save(folder / "transfers.parquet")
+    shown = " ".join(ask(*NETWORK).out.split())
+    assert "Kernels take x1.30 while a transfer runs, measured on " in shown
+    found = {
+        how: parsed(ask(*NETWORK, "--contention", how, "--json"))
+        for how in ("measured", "off", "1.3", "2,1.1")
+    }
+    modes = {how: result["contention"]["mode"] for how, result in found.items()}
+    assert modes == {"measured": "measured", "off": "off", "1.3": "given", "2,1.1": "given"}
+    assert found["2,1.1"]["contention"] == {
+        "mode": "given", "matrix_factor": 2.0, "other_factor": 2.0, "transfer_factor": 1.1,
+        "evidence": {"kernel": None, "matrix": None, "other": None, "transfer": None},
+        "kernels": True, "reason": None,
+    }  # fmt: skip
+    assert list(found["measured"]["contention"]["evidence"]["kernel"]) == [
+        "factor", "low", "high", "places", "beside", "alone", "overlapped_ns",
+    ]  # fmt: skip
+    # Less transferring makes kernels faster, which nobody told where it is off.
+    assert found["measured"]["speedup"] > found["off"]["speedup"]
+    assert found["measured"]["speedup"] == pytest.approx(found["1.3"]["speedup"], rel=1e-3)
+
+
+# `--steps A:B`: questions about some of the steps, from a profiler's file, a parquet trace, the cache
+
+
+def steps_of(done):
+    """Return the names of the steps that `replay --json` tells of."""
+    assert done.code == 0, done.err
+    return [step["name"] for step in json.loads(done.out)["steps"]]
+
+
+def test_a_range_is_the_same_from_every_source(ask, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAYDREAM_CACHE", str(tmp_path / "cache"))
+    whole = steps_of(ask("replay --trace step.parquet --json"))
+    first = ask("replay --trace step.parquet --steps 1:3 --json")
+
+    assert steps_of(first) == whole[:2] != whole
+    assert ask("replay --trace step.parquet --steps 1:3 --json") == first  # kept
+    assert steps_of(ask("replay --trace step.json.gz --steps 1:3 --json")) == whole[:2]
+    assert steps_of(ask("replay --trace step.parquet --json")) == whole  # another question
+
+    assert ask("import step.json.gz --steps 1:3 -o few.parquet").code == 0
+    assert steps_of(ask("replay --trace few.parquet --json")) == whole[:2]
+
+
+# ExecuTorch's files at the command line: imported, asked, refused in one line
+
+
+FILES = Path(__file__).resolve().parents[1] / "collect" / "executorch"
+
+
+@pytest.fixture
+def model(folder):
+    """A folder with an ETDump, its ETRecord and a table of Inspector."""
+    for kind in ("etdp", "etrecord", "json"):
+        shutil.copy(FILES / f"portable.{kind}", folder / f"model.{kind}")
+    return folder
+
+
+def test_an_imported_program_is_asked_as_any_trace(ask, model):
+    done = ask("import model.etdp --etrecord model.etrecord --json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["rows"], told["steps"], told["covered"]) == (116, 6, 5)
+    assert any("54 of 54 rows, 100.0% of their time, have debug handles" in note for note in told["notes"])
+    for words in (["info", "model.parquet"], ["replay", "--trace", "model.parquet"]):
+        assert ask(*words).code == 0
+    replayed = json.loads(ask("replay --trace model.parquet --json").out)
+    assert replayed["error"] == 0
+    assert "aten::convolution" in ask("explain --trace model.parquet -v").out
+    answer = json.loads(ask("whatif scale --trace model.parquet --layer fc1 --factor 0.5 --json").out)
+    assert 0 < answer["predicted_ns"] < answer["replayed_ns"]
+
+
+@pytest.mark.parametrize("name", ["model.etdp", "model.json"])
+def test_any_command_reads_the_files_themselves(ask, model, name):
+    done = ask("replay --trace", name)
+    assert done.code == 0, done.err
+    assert "error 0.00%" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.json", "--etrecord", "model.etrecord"], "is no ETDump, and the ETRecord"),
+        (["model.etdp", "--etrecord", "none.etrecord"], "none.etrecord: no such file"),
+        (["model.etdp", "--etrecord", "model.json"], "is no readable ETRecord"),
+        (
+            ["model.etrecord"],
+            "is an ETRecord; import the ETDump of its program with --etrecord model.etrecord",
+        ),
+        (["model.etdp", "model.json"], "give it alone"),
+    ],
+)
+def test_what_does_not_fit_of_executorch_is_one_line(ask, model, words, said):
+    done = ask("import", *words, "-o", "out.parquet")
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert not (model / "out.parquet").exists()
+
+
+# Of a long recording commands answer from the steps that stand for all, and say so
+
+
+@pytest.fixture
+def asked_of_long(ask):
+    """Return what a command prints that ends well."""
+
+    def call(*words):
+        done = ask(*words)
+        assert done.code == 0, done.err
+        return done.out
+
+    return call
+
+
+@pytest.mark.parametrize("words", [["whatif", "amp"], ["rank"], ["explain"], ["replay"]])
+def test_answers_say_of_which_steps_they_are(asked_of_long, long, words):
+    said = " ".join(asked_of_long(*words, "--trace", str(long)).split())
+    run = daydream.load(long, steps="typical").metadata["typical_run"]
+
+    assert run in said
+    assert run.startswith(f"{SOME} of {STEPS} steps stand for all (--steps ")
+    assert "stand for all" not in asked_of_long(*words, "--trace", str(long), "--steps", ":")
+
+
+def test_compare_tells_it_of_both(asked_of_long, long):
+    said = " ".join(
+        asked_of_long("compare", "-v", str(long), str(long)).split()
+    )  # lines break by the path's length
+
+    assert said.count(f"{SOME} of {STEPS} steps") == 2

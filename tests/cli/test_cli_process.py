@@ -1,0 +1,229 @@
+"""The program as a process: its start, its terminal, how it ends."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import process
+from terminal_session import CODE, daydream_on_terminal, without_codes
+
+# Closed streams, and signals that end a command: real processes in a shell's hands
+
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="shells and signals as Unix has them")
+COMMAND = shlex.join([sys.executable, "-m", "daydream"])
+
+
+def shell(line, folder):
+    return subprocess.run(
+        ["/bin/sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lose_what_is_said_and_nothing_else(closed, folder):
+    imported = (folder / "step.parquet").read_bytes()
+    done = shell(f"{COMMAND} import step.json.gz --force {closed}", folder)
+
+    assert done.returncode == 0, done.stderr
+    assert (folder / "step.parquet").read_bytes() == imported
+    assert "Traceback" not in done.stdout + done.stderr
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    assert bool(done.stderr) == ("2>&-" not in closed)
+
+
+def test_a_failure_behind_closed_streams_still_has_its_code(folder):
+    assert shell(f"{COMMAND} info gone.parquet 2>&-", folder).returncode == 1
+    assert shell(f"{COMMAND} info --trace 2>&- >&-", folder).returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_command_that_cleans_up(number, folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"writing\n"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] != []
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 128 + number
+    assert err.strip() == b""
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+# The command line as it is, but its writing of a trace never ends.
+WRITING = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+import daydream.files.atomic
+from daydream.cli import main
+real = daydream.files.atomic.write_whole
+def slow(path, write, force):
+    def forever(temporary):
+        write(temporary)
+        print("writing", flush=True, file=sys.__stdout__)
+        time.sleep(60)
+    real(path, forever, force=force)
+daydream.files.atomic.write_whole = slow
+main(["import", "step.json.gz", "-o", "new.parquet"])
+"""
+
+
+def test_a_signal_that_was_to_be_ignored_is():
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from daydream.cli.errors import run_to_its_end\n"
+        "def command():\n"
+        "    signal.raise_signal(signal.SIGHUP)\n"
+        "    return 3\n"
+        "raise SystemExit(run_to_its_end(command))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 3
+
+
+def test_one_that_comes_again_kills():
+    code = (
+        "import signal, time\n"
+        "from daydream.cli import errors\n"
+        "errors.AGAIN_S = 0.0\n"
+        "def command():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    except KeyboardInterrupt:\n"
+        "        time.sleep(0.01)\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "raise SystemExit(errors.run_to_its_end(command))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+
+
+# Nothing is imported that a command does not use
+
+
+PROGRAM = """
+import sys
+from daydream.cli import main
+for words in " ".join(sys.argv[1:]).split(", "):
+    try:
+        main(words.split())
+    except SystemExit as done:
+        if done.code:
+            sys.exit(done.code)
+print("\\n".join(sorted(sys.modules)), file=sys.stderr)
+"""
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz")
+HEAVY = {"torch", "pandas", "networkx", "numba", "rich", "matplotlib", "distributed", "dask"}
+LIGHT = {"ctypes", "numpy", "pyarrow", "msgspec", "daydream.predict.prediction", "daydream.trace.trace"}
+
+
+def modules_after(*args, folder, cache="off"):
+    done = process(*args, folder=folder, command=("-c", PROGRAM), DAYDREAM_CACHE=cache)
+    assert done.code == 0, done.err
+    return set(done.err.splitlines())
+
+
+def test_commands_import_no_more_than_they_use(folder):
+    assert not modules_after("--help", folder=folder) & (LIGHT | HEAVY)
+    loaded = modules_after(
+        "whatif amp -o o.json --trace step.parquet, explain --trace step.parquet, rank --trace step.parquet, "
+        "compare step.parquet step.parquet, import step.json.gz -o new.parquet, "
+        "sweep scale --set factor=0.5 --on gpu --trace step.parquet, "
+        "scaling --gradient-mb 10 --workers 1 --bandwidth 10 --trace step.parquet",
+        folder=folder,
+    )
+
+    assert {"numpy", "pyarrow.parquet"} <= loaded
+    assert not loaded & {"daydream.report.html", *HEAVY}
+
+
+def test_a_kept_answer_reads_no_parquet_and_builds_no_graph(folder, tmp_path):
+    first, second = (
+        modules_after("replay", "--trace", "step.parquet", folder=folder, cache=str(tmp_path / "kept"))
+        for _ in range(2)
+    )
+
+    building = {"pyarrow", "daydream.graph.build", "daydream.trace.trace_file"}
+    unused = {
+        "difflib", "daydream.costs.resize.growth", "daydream.predict.suggest", "daydream.memory.lifetimes",
+        "daydream.memory.narrow", "daydream.report.views.ranking",
+    }  # fmt: skip
+    assert building <= first
+    assert not second & (building | unused | HEAVY)
+    assert "csv" not in second  # the peaks of a GPU
+
+
+@pytest.mark.parametrize("theirs", [None, "3"])
+def test_numpy_is_loaded_without_threads_and_leaves_the_environment_as_it_was(folder, theirs, monkeypatch):
+    program = (
+        "import os; from daydream.cli import load_numpy; load_numpy(); import numpy, threading\n"
+        "tasks = os.listdir('/proc/self/task') if os.path.isdir('/proc/self/task') else [0]\n"
+        "print(len(tasks), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
+        monkeypatch.delenv(name)
+    own = {} if theirs is None else {"OPENBLAS_NUM_THREADS": theirs}
+
+    threads, left = process(folder=folder, command=("-c", program), **own).out.split()
+    assert left == str(theirs)
+    assert theirs or threads == "1"
+
+
+def test_a_first_question_loads_few_modules_of_our_own(folder):
+    loaded = modules_after("whatif", "amp", "--trace", EXAMPLE, folder=folder)
+
+    ours = {name for name in loaded if name.split(".")[0] in {"daydream", "optimizations"}}
+    assert len(ours) <= 190, sorted(ours)
+
+
+# What the commands show on a terminal, and what they write where there is none
+
+
+WHATIF = ["whatif", "scale", "--on", "gpu", "--factor", "0.5", "--trace", "step.parquet"]
+GREEN, RED, BOLD, DIM = "\x1b[32m", "\x1b[31m", "\x1b[1m", "\x1b[2m"
+
+
+@pytest.fixture
+def on_terminal(folder):
+    return lambda *args, columns=96, **environment: daydream_on_terminal(
+        *args, folder=folder, columns=columns, **environment
+    )
+
+
+def test_a_terminal_gets_colours_for_what_is_better_and_what_is_worse(on_terminal, ask):
+    shown = on_terminal(*WHATIF, columns=120)
+
+    headline = shown.splitlines()[0]
+    assert f" ms per step, {GREEN}1.68x\x1b[0m (90% interval " in headline, headline
+    assert f"{BOLD}  what a step waits for " in shown
+    changes = [line for line in shown.splitlines() if line.startswith("    ") and "\x1b[3" in line]
+    assert changes
+    assert {RED in line for line in changes} == {"+" in line for line in changes}
+
+
+def test_who_wants_no_colours_gets_the_words_alone(on_terminal, ask):
+    shown = on_terminal(*WHATIF, columns=120, NO_COLOR="1")
+
+    assert not CODE.search(shown)
+    assert "\x1b" not in shown
+    assert without_codes(shown).replace("\N{RIGHTWARDS ARROW}", "->") == ask(*WHATIF).out
+
+
+def test_lines_fit_the_terminal(on_terminal):
+    lines = without_codes(on_terminal("rank", "--trace", "step.parquet", columns=60)).splitlines()
+
+    assert 60 - 12 < max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_what_is_piped_does_not_depend_on_the_terminal(ask, columns):
+    plain = ask(*WHATIF, COLUMNS=columns, FORCE_COLOR="1", TERM="xterm-256color").out
+
+    assert "\x1b" not in plain
+    assert plain == ask(*WHATIF).out
