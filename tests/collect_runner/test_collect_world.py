@@ -211,7 +211,7 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
         (["--world", "4", "--rank", "4"], "--rank is 4, but a world of 4 has ranks 0 to 3"),
         (["--rank", "1"], "--rank, --cluster, --all-stages and --imbalance go with --world"),
         (["--world", "4", "--nproc-per-node", "2"], "--world and --nproc-per-node exclude each other"),
-        (["--world", "4", "--imbalance", "0.5"], "--imbalance is 0.5; it is from 1, balanced"),
+        (["--world", "4", "--imbalance", "0.5"], "--imbalance is 0.5; it is 1, balanced, or more"),
         (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
     ],
 )
