@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from daydream.collect.event_log import EventLog
     from daydream.collect.load import load
     from daydream.costs.counters.attaching import attach_counters
-    from daydream.costs.counters.listing import counters_table
+    from daydream.costs.counters.quantities import counters_table
     from daydream.errors import (
         DaydreamError,
         FileError,
@@ -134,7 +134,7 @@ __all__ = [
 
 lazy.give(
     {
-        "html": ("daydream.report.html.render", "html"),
+        "html": ("daydream.report.html.page", "html"),
         "interactive": ("daydream.report.html.page", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.engine", "fix_order"),

@@ -18,6 +18,11 @@ def unique(values: npt.ArrayLike) -> np.ndarray:
     return ordered[run_starts(ordered)]
 
 
+def take(values: np.ndarray, rows: Any, default: Any = -1) -> np.ndarray:
+    """Return the values of some rows, `default` for the row -1: shape of `rows`."""
+    return np.append(values, default)[rows]
+
+
 def run_starts(values: np.ndarray) -> np.ndarray:
     """Return a mask of the values that differ from the one before: where each run of equal ones begins."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
@@ -87,8 +92,7 @@ def combinations(
 ) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Return which distinct combination each row of some columns holds, and the combinations, in order."""
     first, number = distinct_rows(columns)
-    firsts = (column[first].tolist() for column in columns)
-    return number, list(zip(*firsts, strict=True))
+    return number, list(zip(*(column[first].tolist() for column in columns), strict=True))
 
 
 def first_of(number: np.ndarray, count: int) -> np.ndarray:
@@ -105,8 +109,8 @@ def lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not len(keys):
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    return np.where(keys[order[at]] == wanted, order[at], -1)
+    row = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    return np.where(keys[row] == wanted, row, -1)
 
 
 def last_before(
@@ -125,9 +129,8 @@ def last_before(
     groups = np.append(group, at_group)
     order = np.lexsort((asked, np.append(time, at_time), groups))
     last = np.maximum.accumulate(np.where(asked[order], -1, np.arange(len(order))))
-    row = np.where((last >= 0) & (groups[order[last]] == groups[order]), order[last], -1)
     found = np.empty(len(order), np.int64)
-    found[order] = row
+    found[order] = np.where((last >= 0) & (groups[order[last]] == groups[order]), order[last], -1)
     return found[len(group) :]
 
 

@@ -250,7 +250,8 @@ def blueconnect(graph: Graph, *, cluster: str | None = None, workers: int | None
         ("all-gather across", nodes, 1, inside, members),
         ("all-gather inside", inside, None, 1, inside),
     )
-    sizes, recorded = reduced.bytes.tolist(), reduced.duration_ns.tolist()
+    sizes = reduced.bytes.tolist()
+    recorded = reduced.duration_ns.tolist()
     plain = [machines.time_ns("all_reduce", nbytes, members) for nbytes in sizes]
     streams = dict.fromkeys(reduced.lane.tolist())
 

@@ -70,7 +70,8 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
             graph.does_not_apply("a speedup of 1 leaves the GPU as it is")
         (kernels - kernels.where(kind="memcpy", name=OVER_LINK)).scale(1 / speedup)
     elif to is not None:
-        old, new = device_of(graph), find_device(to)
+        old = device_of(graph)
+        new = find_device(to)
         if old == new:
             graph.does_not_apply(f"the trace was recorded on a {old.name} already")
         products = kernels.where(lambda tasks: is_matrix(graph, tasks))
@@ -226,13 +227,16 @@ def roofline(graph: Graph, *, reach: float = 0.8) -> None:
     kernels.need("kernels: peaks of CPUs are not known", lacks="device")
     device_of(graph)  # raises where its peaks are unknown
     say_evidence(graph, kernels)
-    bound, whole = at_peak_ns(graph, kernels), max(kernels.total("duration_ns"), 1)
-    known, unknown = kernels[bound < inf], kernels[~(bound < inf)]
+    bound = at_peak_ns(graph, kernels)
+    whole = max(kernels.total("duration_ns"), 1)
+    known = kernels[bound < inf]
+    unknown = kernels[~(bound < inf)]
     if not len(known):
         graph.does_not_apply("of no kernel FLOP and bytes are known; record shapes, or give --counters")
     old = known.duration_ns
     new = (bound[bound < inf] / reach).clip(old.clip(max=floor_ns(graph)), old).round()
-    gaining, stay = known[new < old], known[new >= old]
+    gaining = known[new < old]
+    stay = known[new >= old]
     if not len(gaining):
         graph.does_not_apply(f"every kernel of known work reaches {reach:g} of its bound already")
     before = gaining.total("duration_ns")
@@ -265,10 +269,12 @@ def bank_conflicts(graph: Graph) -> None:
             "no kernel has counters of bank conflicts; count them, and give the file by --counters "
             "(LDSBankConflict; l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum and sm__cycles_elapsed.sum)"
         )
-    lost, rest = kernels[share > 0], kernels[~(share < inf)]
+    lost = kernels[share > 0]
+    rest = kernels[~(share < inf)]
     if not len(lost):
         graph.does_not_apply(f"the {known:,} kernels with counters have no bank conflicts")
-    whole, before = max(kernels.total("duration_ns"), 1), lost.duration_ns
+    whole = max(kernels.total("duration_ns"), 1)
+    before = lost.duration_ns
     gone = (before * share[share > 0]).sum()
     lost.set(duration_ns=(before * (1 - share[share > 0])).round())
     graph.note(

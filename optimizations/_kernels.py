@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream import Graph, GraphError, Groups
 from daydream.costs import (
@@ -23,7 +23,7 @@ from daydream.costs import (
     say_evidence,
     work,
 )
-from daydream.memory import Allocations, drop_scores, fuse, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     FUSED_ATTENTION_KERNEL,
@@ -40,6 +40,9 @@ from daydream.model import (
     work_tasks,
 )
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 memory = unchanged
 
@@ -101,7 +104,8 @@ def tf32(graph: Graph, *, unknown_speedup: float | None = None) -> None:
     say_evidence(graph, exact)
     known = work(graph, products).flop > 0
     retimed = retime(graph, products, dtype="tf32")
-    new, modelled = retimed.duration_ns.clip(max=old), retimed.model != "table"
+    new = retimed.duration_ns.clip(max=old)
+    modelled = retimed.model != "table"
     if unknown_speedup is not None:
         new[modelled & ~known] = (old / min(unknown_speedup, ratio))[modelled & ~known]
     doubt, (turned, moved) = doubt_of_products(graph, products), changes_layout(graph, products)
@@ -185,7 +189,8 @@ def channels_last(graph: Graph) -> None:
     inputs = layout.where(name=TO_NHWC).group_by("rank", "step").first()
     gone = layout - inputs
     gone.need("more than one change of layout per step: only the images are transposed")
-    total, each = int(gone.duration_ns.sum()), len(inputs)
+    total = int(gone.duration_ns.sum())
+    each = len(inputs)
     count = len(gone)
     gone.remove()
     graph.note(
@@ -269,6 +274,8 @@ def flash_attention(graph: Graph) -> None:
 
 def _memory_flash_attention(held: Allocations) -> None:
     """Store no scores of attention."""
+    from daydream.memory import drop_scores  # asked only where memory was recorded
+
     drop_scores(held)
 
 
@@ -348,6 +355,8 @@ def restructured_batchnorm(graph: Graph) -> None:
 
 def _memory_restructured_batchnorm(held: Allocations) -> None:
     """Store nothing between a normalization and its activation."""
+    from daydream.memory import fuse  # asked only where memory was recorded
+
     fuse(held, _chains(held.graph), _words(), first_stays=True)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import OVER_LINK
-from daydream.memory import Allocations, hold_throughout, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     GUARDS,
     Captured,
@@ -20,10 +20,15 @@ from daydream.model import (
 )
 from daydream.transforms import counted, stages
 
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
+
 STAGE = stages.LAUNCH
 
 CALL = "cudaGraphLaunch"
-LAUNCH_US, NODE_US = 15.0, 0.58  # measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
+# Measured on an RTX 5070 Ti (ahrefs/ocannl, issue 488)
+LAUNCH_US = 15.0
+NODE_US = 0.58
 LEAST_SAID_NS = 10_000
 
 
@@ -210,6 +215,8 @@ def _phases(*, optimizer: bool, layer: str | None, phase: str | None) -> tuple[s
 
 def _memory_cuda_graphs(held: Allocations, *, layer: str | None, phase: Phase | None, **options: Any) -> None:
     """Hold inputs and gradients of what is captured all the time."""
+    from daydream.memory import hold_throughout  # asked only where memory was recorded
+
     if layer is not None:
         held.note(f"Fixed copies of what layers {layer!r} read and return are not counted.")
     if layer is None and phase in (None, "forward"):

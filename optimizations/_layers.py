@@ -76,11 +76,13 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     need_room(sum(copies[key[0]] * size for key, size in sizes), "count", count)
     trained = trained_parameters(graph)
     tensors = elements = 1.0
-    nodes, more_nodes = autograd_node_count(graph.select()), 0
+    nodes = autograd_node_count(graph.select())
+    more_nodes = 0
     for block, members in graph.select().group_by(block=pattern).items():
         more = trained.part(set(members.layer.tolist()))
         more_nodes += copies[block] * autograd_node_count(members)
-        tensors, elements = tensors + copies[block] * more[0], elements + copies[block] * more[1]
+        tensors = tensors + copies[block] * more[0]
+        elements = elements + copies[block] * more[1]
 
     resize_parameters(graph, "grow", tensors, elements)
     if nodes:
@@ -110,17 +112,21 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
     mate = backward.find(forward.keys)
     for each in sorted(set(copies.values()) - {0}):
         mine, behind = (((parts.of >= 0) & (times == each)).nonzero()[0] for parts in (forward, backward))
-        there, back = Moved(forward, forward.until, each), Moved(backward, backward.first, each)
-        node, end = mate[forward.of[mine]], held["end"][mine]
+        there = Moved(forward, forward.until, each)
+        back = Moved(backward, backward.first, each)
+        node = mate[forward.of[mine]]
+        end = held["end"][mine]
         inside = (node >= 0) & (end >= backward.first[node]) & (end < backward.until[node])
         _hand_to_copies(held, back, sorted(set(backward.of[behind].tolist())))
         for turn in range(each):
             last = each - 1 - turn  # the backward pass runs through the copies the other way round
-            number, ends = numbers * (turn + 1), end.copy()
+            number = numbers * (turn + 1)
+            ends = end.copy()
             ends[inside] = back(end[inside], node[inside], last)
             repeat(held, mine, there, turn=turn, end=ends, repeat=held["repeat"][mine] + number)
             repeat(held, behind, back, turn=last, repeat=held["repeat"][behind] + number)
-    trained, share = trained_parameters(held.graph), 0.0
+    trained = trained_parameters(held.graph)
+    share = 0.0
     block, _ = block_of_rows(held, pattern)
     of_block: dict[int, set[str]] = {}
     for number, path in zip(block.tolist(), held.texts("layer"), strict=True):
@@ -132,9 +138,11 @@ def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None 
 
 def _hand_to_copies(held: Allocations, back: Moved, parts: list[int]) -> None:
     """Let gradients that come into a block's backward pass go in that of its copies, which run before it."""
-    gradient, end = held.where(phase="backward", kind="temporary"), held["end"]
+    gradient = held.where(phase="backward", kind="temporary")
+    end = held["end"]
     for part in parts:
-        first, until = back.parts.first[part], back.parts.until[part]
+        first = back.parts.first[part]
+        until = back.parts.until[part]
         own = gradient & (held["rank"] == back.parts.keys[part, 0])
         taken = own & (held["begin"] < first) & (end >= first) & (end < until)
         end[taken] = back(end[taken], part)
@@ -312,7 +320,8 @@ def _memory_freeze(held: Allocations, *, layers: str) -> None:
     for row, place in read:
         if dropped[row]:
             held["end"][row] = max(held["end"][row], place)
-    backward, update = in_phase(held, "backward"), in_phase(held, "optimizer")
+    backward = in_phase(held, "backward")
+    update = in_phase(held, "optimizer")
     gone = held.where(kind=("gradient", "optimizer_state")) & (block >= 0) | update & (block >= 0)
     gone |= backward & is_idle
     products = held.where(kind="temporary", op=operators_that(lambda op: op.family == "matmul"))
@@ -329,7 +338,8 @@ def _read_until(held: Allocations, pattern: str, which: Any) -> list[tuple[int, 
         parts_of(held, which & (call >= 0) & in_phase(held, phase), held["step"], call)
         for phase in ("forward", "backward")
     )
-    node, inputs = backward.find(forward.keys), input_of_parts(held, forward)
+    node = backward.find(forward.keys)
+    inputs = input_of_parts(held, forward)
     known = (node >= 0) & (inputs >= 0)
     until = place_before(backward.until[node[known]])
     return list(zip(inputs[known].tolist(), until.tolist(), strict=True))
@@ -345,7 +355,8 @@ def _ahead_of(graph: Graph, trained: set[str]) -> tuple[set[str], str | None]:
     first = next((name for name in by_layer.keys if name in trained), None)  # in the order of first tasks
     if first is None:
         return set(), None
-    begins, ends = by_layer[first].order[0], by_layer.last().order.tolist()
+    begins = by_layer[first].order[0]
+    ends = by_layer.last().order.tolist()
     return {name for name, end in zip(by_layer.keys, ends, strict=True) if end < begins}, first
 
 
@@ -368,11 +379,13 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     From kernel names and recorded shapes; a product whose shapes fit both, or were not
     recorded, counts half for each.
     """
-    weights, inputs = (0.0 * tasks.duration_ns for _ in range(2))
+    weights = 0.0 * tasks.duration_ns
+    inputs = 0.0 * tasks.duration_ns
 
     def give(chosen: Selection, weight: float, data: float) -> None:
         mask = tasks.is_in(chosen)
-        weights[mask], inputs[mask] = weight, data
+        weights[mask] = weight
+        inputs[mask] = data
 
     convolutions = tasks.where(within=nodes_that(lambda op: op.family == "convolution"))
     backward = operators_that(lambda op: op.family == "convolution" and "_backward" in op.name)
@@ -380,7 +393,8 @@ def gradient_parts(graph: Graph, tasks: Selection) -> GradientParts:
     products = tasks.where(op=operators_that(lambda op: op.family == "matmul"))
     known = _products(graph, products)
     for index, (weight, data) in zip(tasks.is_in(products).nonzero()[0], known, strict=True):
-        weights[index], inputs[index] = weight, data
+        weights[index] = weight
+        inputs[index] = data
     give(tasks.where(within=nodes_that(lambda op: op.is_linear), op=r"^aten::(sum|fill_)$"), 1.0, 0.0)
     device = tasks.where(on="gpu")
     give(device.where(name=OF_INPUTS), 0.0, 1.0)
@@ -408,7 +422,8 @@ def _of_product(op: str, arguments: list[Argument], parameters: set[Shape]) -> t
     if operator(op).formula == "linear":
         right = right[::-1]
     result = (*left[:-1], right[-1])
-    is_weight, uses_weight = result in parameters, left in parameters or right in parameters
+    is_weight = result in parameters
+    uses_weight = left in parameters or right in parameters
     if is_weight and uses_weight:
         return 0.5, 0.5
     return (1.0, 0.0) if is_weight else (0.0, 1.0 if uses_weight else 0.0)

@@ -31,7 +31,9 @@ ENCODED = (
     r"(Relu|Threshold|ClampMin|MaxPool\w*)Backward\d*$",
     "ReLU or max pooling",
 )
-OFFLOAD, PREFETCH, STREAM = "vdnn offload", "vdnn prefetch", "offload stream"
+OFFLOAD = "vdnn offload"
+PREFETCH = "vdnn prefetch"
+STREAM = "offload stream"
 SEGMENT = 2 * MIB  # what torch's allocator takes from the driver at least: less than that frees nothing
 STATE_BYTES = 4  # a value of the update on the CPU: float32, whatever the device trains in
 
@@ -60,7 +62,8 @@ def gist(graph: Graph, *, ratio: float = 2.0) -> None:
     work = graph.select(kind="kernel", phase=("forward", "backward"))
     work.need("kernels in the forward and backward pass", lacks="device")
     calls, nodes = makers_and_users(work, *ENCODED)
-    made, floor = calls.last(), floor_ns(graph)
+    made = calls.last()
+    floor = floor_ns(graph)
     fixed = made.duration_ns.clip(max=floor)
     time = fixed + (made.duration_ns - fixed) * (1 + 1 / ratio) / 2
     nbytes = input_bytes(calls)
@@ -115,7 +118,8 @@ def vdnn(
     nbytes = input_bytes(calls)
     if (nbytes < 0).any():
         graph.does_not_apply("the trace does not say how large feature maps are; record it with shapes")
-    first, use = calls.first(), nodes.first()
+    first = calls.first()
+    use = nodes.first()
     steps = first.group_by("step")
     end = {step: place for place, step in enumerate(steps.number.tolist())}  # the last layer of each step
     last = [end[step] for step in steps.number.tolist()]
@@ -208,7 +212,8 @@ def offload_optimizer(
     try:
         done = backward.where(lambda tasks: tasks.grad_bytes > 0).need("gradients")
         buckets = done.runs(bucket_mb * MIB, of="grad_bytes")
-        last, sizes = buckets.last(), buckets.total("grad_bytes").tolist()
+        last = buckets.last()
+        sizes = buckets.total("grad_bytes").tolist()
     except NotApplicableError:
         last = backward.group_by("step").last()
         sizes = [update.elements * update.width] * len(last)
@@ -225,7 +230,8 @@ def offload_optimizer(
     on_cpu = cpu.group_by("step").fuse("update on the CPU", duration_ns=time, gap_ns=0)
     updates.where(lambda tasks: graph.alive[tasks.ids]).remove()
     by_step = gradients.group_by("step").last()
-    copied, updated = ({*tasks.step.tolist()} for tasks in (by_step, on_cpu))
+    copied = {*by_step.step.tolist()}
+    updated = {*on_cpu.step.tolist()}
     graph.link(by_step.where(step=updated), on_cpu.where(step=copied))
     nbytes = update.elements * update.width
     graph.insert_after(
@@ -263,7 +269,8 @@ def _hold_no_inputs(held: Allocations, *, layers: str, within: str, ahead: int, 
         parts_of(held, (call >= 0) & in_phase(held, phase), held["step"], call)
         for phase in ("forward", "backward")
     )
-    mate, inputs = backward.find(forward.keys), input_of_parts(held, forward)
+    mate = backward.find(forward.keys)
+    inputs = input_of_parts(held, forward)
     layer = sorted(
         (*key[:3], first, place)
         for place, (key, first) in enumerate(zip(forward.keys.tolist(), forward.first.tolist(), strict=True))

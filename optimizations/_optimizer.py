@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import AFTER, Allocations, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -26,6 +26,9 @@ from daydream.model import (
     update_of,
 )
 from daydream.transforms import optimizer_settings, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.FUSION
 
@@ -121,7 +124,8 @@ def _memory_fused_optimizer(held: Allocations, *, kind: Kind = "auto", **options
         held.add(held.where(kind="parameter", on="gpu"), bytes=4, kind="optimizer_state")
     if new == old or new not in UPDATE_RULES:
         return
-    states, more = held.where(kind="optimizer_state"), UPDATE_RULES[new].states
+    states = held.where(kind="optimizer_state")
+    more = UPDATE_RULES[new].states
     if states.any() and old in UPDATE_RULES and UPDATE_RULES[old].states:
         held.scale(states, more / UPDATE_RULES[old].states)
     else:
@@ -205,8 +209,11 @@ def _memory_foreach_optimizer(held: Allocations, **options: Any) -> None:
     known = AT_ONCE.get(kind or "")
     count = held.among(0, 1, 2) if known is None else known + (decays and kind != "adagrad")
     held.remove(temporary)
-    gradient, ends = held.where(kind="gradient"), place_before(steps.until)
-    begin, end, rank = held["begin"], held["end"], held["rank"]
+    gradient = held.where(kind="gradient")
+    ends = place_before(steps.until)
+    begin = held["begin"]
+    end = held["end"]
+    rank = held["rank"]
     for key, first, until in zip(steps.keys.tolist(), steps.first, ends, strict=True):
         there = (gradient & (rank == key[0]) & (begin < first) & (end > first)).nonzero()[0]
         for _ in range(count):
@@ -259,6 +266,8 @@ def zero_grad_none(graph: Graph) -> None:
 
 def _memory_zero_grad_none(held: Allocations) -> None:
     """Let a backward pass make the gradients, and zero_grad free them."""
+    from daydream.memory import AFTER  # asked only where memory was recorded
+
     lasting = held.where(kind="gradient") & held.lasting
     made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))

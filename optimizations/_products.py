@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
@@ -21,9 +21,12 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, unchanged
+from daydream.memory import unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.PRECISION
 
@@ -127,7 +130,8 @@ def _for_inference(graph: Graph, products: Products, dtype: str, operands: str, 
         )
     tasks = products.work.where(dtype=("float32", "float16", "bfloat16"))
     tasks.need("forward products of linear layers in 16 or 32 bits")
-    before, spent = tasks.duration_ns, 0.0
+    before = tasks.duration_ns
+    spent = 0.0
     if operands == "weights":
         left, right, written, width = _operands(graph, tasks)
         factor = (width * (left + written) + right) / work(graph, tasks).nbytes.clip(1)
@@ -179,7 +183,8 @@ def fp8(graph: Graph, *, scaling: Literal["dynamic", "delayed"] = "dynamic") -> 
         "products of linear layers with recorded shapes in 16 or 32 bits; "
         "record with record_shapes=True, for the sizes of the casts"
     )
-    before, calls = int(linear.duration_ns.sum()), linear.group_by("call").first()
+    before = int(linear.duration_ns.sum())
+    calls = linear.group_by("call").first()
     say_evidence(graph, linear)
     sizes = dict(zip(("left operand", "right operand"), operand_elements(calls), strict=False))
     if not len(graph.select(kind="kernel", phase="backward")):
@@ -309,7 +314,8 @@ def _on_sparse_units(
     of_inputs = gradient_parts(graph, backward).inputs
     backward = backward[of_inputs >= 1]
     gaining = forward | _sparse(graph, backward)
-    before, weights = gaining.duration_ns, operand_elements(gaining)[1] * gaining.itemsize
+    before = gaining.duration_ns
+    weights = operand_elements(gaining)[1] * gaining.itemsize
     saved = (weights - _compressed(gaining, weights)) / work(graph, gaining).nbytes.clip(1)
     new = retime(graph, gaining, flop_factor=1 / HARDWARE_SPEEDUP, bytes_factor=(1 - saved).clip(0.5, 1.0))
     gaining.set(duration_ns=new.duration_ns.clip(before / product_speedup))
@@ -320,7 +326,8 @@ def _on_sparse_units(
     if not trains:
         return
     mine = products.first.is_in(forward)
-    first, weights = products.first[mine], (products.weights * products.width)[mine]
+    first = products.first[mine]
+    weights = (products.weights * products.width)[mine]
     nbytes = weights + 2 * _compressed(first, weights)
     spent = insert_passes(graph, first, {"prune and compress weight": nbytes})
     graph.note(f"Pruning and compressing weights anew takes {spent / 1e6:,.3f} ms.")
@@ -423,7 +430,8 @@ def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, Any]) -> 
 
 def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: Any) -> None:
     """Insert an element-wise operator before each task, with its launch and CPU time."""
-    dispatch, called = dispatch_ns(graph), beside.where(lambda tasks: tasks.launch >= 0)
+    dispatch = dispatch_ns(graph)
+    called = beside.where(lambda tasks: tasks.launch >= 0)
     if dispatch and len(called):
         graph.insert_before(called, f"operator of {name}", kind="cpu", duration_ns=dispatch)
     graph.insert_before(beside, name, duration_ns=duration_ns)
@@ -439,7 +447,8 @@ def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **opti
     rows = products.calls.keys[:, -1]
     if not in_phase(held, "backward").any():
         layers = set(held.trace.values("layer", rows.tolist())) - {None}
-        narrower, sizes = held.where(kind="parameter"), []
+        narrower = held.where(kind="parameter")
+        sizes = []
         for number in narrower.nonzero()[0].tolist():
             known: Any = held.parameter(number) if held["parameter"][number] >= 0 else {"layer": None}
             narrower[number] = known["layer"] in layers and len(known["shape"]) > 1

@@ -19,7 +19,8 @@ from daydream.transforms import read_text, stages
 STAGE = stages.WORK
 
 # What autograd keeps of each (derivatives.yaml of torch 2.13): its result, its input or neither.
-KEEPS_RESULT, KEEPS_INPUT = ("relu", "tanh", "sigmoid"), ("silu", "rms_norm")
+KEEPS_RESULT = ("relu", "tanh", "sigmoid")
+KEEPS_INPUT = ("silu", "rms_norm")
 By = Literal["identity", "relu", "silu", "tanh", "sigmoid", "rms_norm"]
 
 
@@ -134,8 +135,7 @@ def _function(by: str) -> Callable[..., Any]:
         return lambda value: value
     from torch.nn import functional
 
-    found: Callable[..., Any] = getattr(functional, by)
-    return found
+    return getattr(functional, by)
 
 
 PHASES = ("forward", "loss", "backward")
@@ -195,7 +195,8 @@ def metaflow(
             raise GraphError(f"{layers!r} and {like!r} have layers in common; none can replace itself")
         places_of(graph, like, "forward").tasks.need(f"forward work of layers {like!r}")
         for phase in PHASES:
-            old, new = sites[phase], by_place_in_step(places_of(graph, like, phase))
+            old = sites[phase]
+            new = by_place_in_step(places_of(graph, like, phase))
             each = [old] if len(new) < 2 else by_place_in_step(old)
             if len(new) not in (0, len(each)):
                 raise GraphError(
@@ -227,7 +228,8 @@ def usual_times(places: Groups) -> tuple[list[float], list[float]]:
         return [], []
     size = mode(sorted(places.sizes.tolist()))
     usual = [place for place in places if len(place) == size]
-    durations, gaps = ([getattr(place, name) for place in usual] for name in ("duration_ns", "gap_ns"))
+    durations = [place.duration_ns for place in usual]
+    gaps = [place.gap_ns for place in usual]
     return [median(each) for each in zip(*durations, strict=True)], [
         median(each) for each in zip(*gaps, strict=True)
     ]
@@ -253,7 +255,8 @@ def substitute(places: Groups, durations: list[float], gaps: list[float]) -> Non
     """
     if not len(places):
         return
-    graph, count = places.tasks.graph, len(durations)
+    graph = places.tasks.graph
+    count = len(durations)
     on_cpu = bool((places.tasks.kind == "cpu").all())
     tasks = [place.ids.tolist() for place in places]
     at = [number for each in tasks for number in range(min(len(each), count))]
@@ -266,7 +269,8 @@ def substitute(places: Groups, durations: list[float], gaps: list[float]) -> Non
         how = {"gap_ns": [gaps[number] for number in at]} if on_cpu else {}
         kept.set(name="substitute", duration_ns=[durations[number] for number in at], **how)
     for group in short:
-        last, size = group.last(), int(group.sizes[0])
+        last = group.last()
+        size = int(group.sizes[0])
         for time, gap in zip(durations[size:], gaps[size:], strict=True):
             last = graph.insert_after(last, "substitute", duration_ns=time, gap_ns=gap if on_cpu else None)
     if len(rest):
@@ -296,12 +300,14 @@ def set_times(graph: Graph, layers: str, chosen: Selection, times: dict[str, flo
             forward = places_of(graph, name, "forward").total("duration_ns")
             if not len(forward) or not median(forward):
                 raise NotApplicableError(f"layer {name!r} does no work in the forward pass")
-            edited, ratio = in_layer, time / float(median(forward))
+            edited = in_layer
+            ratio = time / float(median(forward))
         elif len(calls := of_operator.group_by("call")):
             edited = of_operator[calls.number >= 0]
             ratio = (time / calls.total("duration_ns").clip(1))[calls.number[calls.number >= 0]]
         else:
-            edited, ratio = kernels, time / kernels.duration_ns.clip(1)
+            edited = kernels
+            ratio = time / kernels.duration_ns.clip(1)
         if time:
             edited.scale(ratio)
         else:

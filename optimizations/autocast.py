@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.optimizations._products import insert_elementwise
 
@@ -18,7 +18,6 @@ from daydream.costs import (
     say_evidence,
     sped_up,
 )
-from daydream.memory import Allocations
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -34,6 +33,9 @@ from daydream.model import (
     wide_kernels,
 )
 from daydream.transforms import stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.PRECISION
 COMMANDS = {
@@ -78,7 +80,8 @@ def autocast(graph: Graph, *, dtype: Literal["float16", "bfloat16"] = "float16",
     matrix = wide.where(lambda tasks: is_matrix(graph, tasks))
     matrix.need("32-bit matrix products or convolutions of operators: autocast changes nothing without them")
     types = flow(graph, wide)
-    narrow, border = wide[types.narrow], types.to_16 | types.to_32
+    narrow = wide[types.narrow]
+    border = types.to_16 | types.to_32
     in_half = in_16_bits(graph, narrow, dtype)
     cast = wide[border]
     beside = border_kernel_ns(wide, types.to_16, matrix)[border]
@@ -135,7 +138,8 @@ def amp(
         memory_speedup: Gain of other kernels (paper).
         model: Measured or the paper's.
     """
-    math, memory = math_speedup, memory_speedup
+    math = math_speedup
+    memory = memory_speedup
     if min(math, memory) <= 0:
         raise GraphError(f"math_speedup and memory_speedup must be above 0, not {math:g} and {memory:g}")
     if model == "measured" and (math, memory) == PAPER_SPEEDUPS:

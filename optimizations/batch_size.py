@@ -63,7 +63,8 @@ def batch_size(graph: Graph, *, factor: float, recorded: int | None = None) -> N
     size = recorded_batch(graph) if recorded is None else recorded
     if only_grids_tell(graph) or size is None:
         copies = work.where(kind=COPIES)
-        loaded, work = loaded | copies, work - copies
+        loaded = loaded | copies
+        work = work - copies
     if only_grids_tell(graph):
         time, said = grown_time(work, growth_by_grids(graph, work), factor, squares=False)
         work.set(duration_ns=time)
@@ -99,7 +100,7 @@ def sequence_length(graph: Graph, *, length: int, recorded: int | None = None) -
     shapes is refused. What is combined with this sees the new sizes.
 
     Where no shapes were recorded, the grids of kernels tell the length (element-wise kernels between the two
-    products of an attention) and how work grows; see daydream/costs/device/launch_grids.py.
+    products of an attention) and how work grows; see daydream/costs/device/input_sizes.py.
 
     Assumes that loading and copying of data, and kernels of unknown work, grow in proportion.
     Collectives and the CPU work of launching stay. Not modelled: positions that a learned table

@@ -49,7 +49,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
         graph.does_not_apply(
             "several ranks were recorded together, and their collectives are matched as recorded"
         )
-    lane, stream = compute_lane(graph), str(old.lane[0])
+    lane = compute_lane(graph)
+    stream = str(old.lane[0])
     if lane == stream or (lane is None and not modelled(graph)):
         graph.does_not_apply("its collectives have no stream of their own")
     sized = bool((old.bytes > 0).all())
@@ -75,7 +76,8 @@ def bucket_size(graph: Graph, *, bucket_mb: float = 25.0, cluster: str | None = 
     if buckets.nbytes.tolist() == old.bytes.tolist():
         graph.does_not_apply(f"its buckets are those of {bucket_mb:g} MiB already")
     fixed = machines.all_reduce_ns(1, members)
-    recorded, new = (gradients.nodes.group_by(each) for each in (within, buckets.number.tolist()))
+    recorded = gradients.nodes.group_by(within)
+    new = gradients.nodes.group_by(buckets.number.tolist())
     part = gradients.nbytes / recorded.total(gradients.nbytes)[recorded.number]
     held = dict(zip(range(len(old)), (old.duration_ns - fixed).clip(0), strict=True))
     share = dict(zip(new.keys, new.total(part * [held[bucket] for bucket in within]), strict=True))
@@ -137,10 +139,13 @@ def _recorded(graph: Graph, old: Selection) -> tuple[Gradients, list[int]]:
     share the bucket's bytes.
     """
     try:
-        found, known = gradients_of(graph), True
+        found = gradients_of(graph)
+        known = True
     except NotApplicableError:
-        found, known = gradients_of(graph, old.total("bytes") / MIB), False
-    steps, launched = old.step.tolist(), graph.tasks(old.launch).order.tolist()
+        found = gradients_of(graph, old.total("bytes") / MIB)
+        known = False
+    steps = old.step.tolist()
+    launched = graph.tasks(old.launch).order.tolist()
     kept = [step in steps for step in found.nodes.step.tolist()]
     nodes = found.nodes[kept]
     within = []
@@ -162,7 +167,9 @@ def _ends_of_hooks(graph: Graph, nodes: Selection) -> Selection:
     )
 
 
-LEAST, MOST = 2**10, 2**36  # bytes of an all-reduce; no more than a GPU's memory
+# Bytes of an all-reduce; no more than a GPU's memory
+LEAST = 2**10
+MOST = 2**36
 
 
 def bytes_of_duration(old: Selection, cluster: Cluster, members: int) -> list[int]:
@@ -195,7 +202,8 @@ def work_of_buckets(graph: Graph, old: Selection, lane: str) -> tuple[Gradients,
     work = work[[thread in threads for thread in graph.tasks(work.launch).lane.tolist()]]
     work.need("backward kernels from the thread that launches its all-reduces")
     of_bucket: list[list[int]] = [[] for _ in calls]
-    steps, behind = old.step.tolist(), calls.next_after(graph.tasks(work.launch)).tolist()
+    steps = old.step.tolist()
+    behind = calls.next_after(graph.tasks(work.launch)).tolist()
     for task, step, bucket in zip(work.ids.tolist(), work.step.tolist(), behind, strict=True):
         if bucket < len(old) and step == steps[bucket]:
             of_bucket[bucket].append(task)

@@ -46,7 +46,8 @@ OF_FORWARD = r"^aten::(conv[123]d|linear|batch_norm|layer_norm|embedding|gelu|sc
 
 # A block, a saved tensor, and at most for caches that the block's data went through: how this grows is
 # measured by benchmarks/checkpoint_calls.py of b281a3aa.
-FORWARD_NS, BACKWARD_NS = (50_000, 6_900, 170_000), (82_000, 12_300, 110_000)
+FORWARD_NS = (50_000, 6_900, 170_000)
+BACKWARD_NS = (82_000, 12_300, 110_000)
 RANDOM_STATE = 5056  # bytes: `torch.get_rng_state()` of the CPU's generator, a Mersenne twister
 COLD_NS = 9e-3  # for each byte that a block moves
 WARM_BYTES = 250_000  # so many leave the caches as they are
@@ -103,7 +104,8 @@ def checkpointing(
     if not len(again):
         graph.does_not_apply(f"no layer of {layers or '*'!r} has both forward and backward work")
     names = listed(list(dict.fromkeys(key[0] for key in again.keys)))
-    computed, before = again, begin
+    computed = again
+    before = begin
     if not reentrant:
         behind, known = behind_last_saved(again)
         computed, before = _with_backward(
@@ -191,9 +193,12 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
         raise NotApplicableError(f"no layer of {layers or '*'!r} holds anything for its backward pass")
     places = backward.begins(forward.keys, AFTER)  # before them parts run once more
     mine = ((forward.of >= 0) & runs_again[forward.of]).nonzero()[0]
-    part, end = forward.of[mine], held["end"][mine]
-    comes, done = places[part], backward.until[again[part]]
-    behind, saved = end > forward.until[part], end >= comes
+    part = forward.of[mine]
+    end = held["end"][mine]
+    comes = places[part]
+    done = backward.until[again[part]]
+    behind = end > forward.until[part]
+    saved = end >= comes
     own = saved & (end_block[mine] == block[mine])  # the block's own backward pass needs it last
 
     call = calls_that_made(held, "", mine)
@@ -201,9 +206,12 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     goes = saved & ~output
     following = forward.next(runs_again)[part]
     # As recorded, before any place goes: the next block runs once more behind what the one before frees.
-    moved, gone = Moved(forward, places), place_before(backward.until)
-    leads, next_part = following >= 0, again[following]
-    input_until, kept = place_before(comes), end.copy()
+    moved = Moved(forward, places)
+    gone = place_before(backward.until)
+    leads = following >= 0
+    next_part = again[following]
+    input_until = place_before(comes)
+    kept = end.copy()
     input_until[leads] = gone[next_part][leads]
     kept[leads] = end.clip(backward.first[next_part])[leads]
     held["end"][mine[goes]] = _forward_ends(held, mine[goes], forward)
@@ -212,7 +220,8 @@ def _free_saved(held: Allocations, *, layers: str | None, reentrant: bool, **opt
     calls_again = set(call[goes].tolist())
     made_again = goes | ~behind | output & (own | reentrant)
     made_again |= output & [each in calls_again for each in call.tolist()]
-    ends, elsewhere = end.copy(), output & ~own
+    ends = end.copy()
+    elsewhere = output & ~own
     ends[elsewhere] = (done if reentrant else moved(forward.until[part], part))[elsewhere]
     copies = repeat(held, mine[made_again], moved, end=ends[made_again], phase="backward")
     late = behind & made_again
@@ -235,11 +244,14 @@ def _keep_random_state(held: Allocations, again: Any, gone: Any, moved: Moved) -
     for row, one in enumerate(parts.of.tolist()):
         if one >= 0 and again[one] >= 0 and held["device"][row] < 0:
             of_part.setdefault(one, row)
-    part, like = [*of_part], [*of_part.values()]
+    part = [*of_part]
+    like = [*of_part.values()]
     state = {"bytes": RANDOM_STATE, "recorded_bytes": RANDOM_STATE, "begin_row": -1, "end_row": -1}
-    first, behind = parts.first[part], parts.until[part]
+    first = parts.first[part]
+    behind = parts.until[part]
     held.add(like, **state, begin=first, end=gone[again[part]], kind="activation")
-    begin, end = (moved(place, part) for place in (first, behind))
+    begin = moved(first, part)
+    end = moved(behind, part)
     held.add(like, **state, begin=begin, end=end, kind="temporary", phase="backward")
 
 
@@ -251,7 +263,8 @@ def _forward_ends(held: Allocations, rows: Any, forward: Parts) -> Any:
     """
     used = used_until(held, rows, forward)
     until = place_before(forward.until[forward.of[rows]])
-    sums, expected = held.where(op=SUM)[rows], used.copy()
+    sums = held.where(op=SUM)[rows]
+    expected = used.copy()
     expected[sums] = until[sums]
     return held.among(used, expected, until)
 
@@ -282,7 +295,8 @@ def _inputs(held: Allocations, parts: Parts) -> list[int]:
     """Return what was made last before each part, in forward, and is held when that begins; -1 for none."""
     rows = held.where(phase="forward").nonzero()[0]
     rows = rows[held["begin"][rows].argsort(kind="stable")]
-    begins, found = held["begin"][rows].tolist(), []
+    begins = held["begin"][rows].tolist()
+    found = []
     for key, first in zip(parts.keys.tolist(), parts.first.tolist(), strict=True):
         before = rows[: bisect_left(begins, first)]
         before = before[(held["rank"][before] == key[0]) & (held["end"][before] >= first)]

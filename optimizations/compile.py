@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import ceil
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.optimizations._launches import LAUNCH_US, NODE_US, launch_as_graphs
 
@@ -21,7 +21,6 @@ from daydream.costs import (
     operators_that,
     work,
 )
-from daydream.memory import Allocations
 from daydream.model import (
     CompiledPart,
     breaks_of,
@@ -37,6 +36,9 @@ from daydream.model import (
     unrecorded_launches,
 )
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.FUSION
 CODE = "model = torch.compile(model)"
@@ -149,7 +151,8 @@ def compile(  # noqa: A001 - the command is `compile`
         if faster != 1 and len(products):
             products.scale(1 / faster)
         chains = fusible_chains(graph, fusible)
-        said += [_fuse(graph, chains)] if len(chains) else []
+        if len(chains):
+            said.append(_fuse(graph, chains))
     gone = remove_dispatch(graph, parts, graph_breaks)
     if not said and not gone:
         graph.does_not_apply("no two element-wise kernels follow each other on a stream")
@@ -175,7 +178,8 @@ def _data_dependent(graph: Graph) -> int:
         for name in (asks_for_values, may_ask, None, operators_that(lambda op: op.is_matrix))
     )
     asks, several = (sorted({*rows.tolist()} - {-1}) for rows in (inside[asked == outer], products))
-    breaks, products_of_pass = (ceil(len(rows) / passes) for rows in (asks, several))
+    breaks = ceil(len(asks) / passes)
+    products_of_pass = ceil(len(several) / passes)
     names = Counter(str(name).removeprefix("aten::") for name in graph.recorded.values("name", asks))
     listed = ", ".join(dict(names.most_common()))
     said = f"{counted(breaks, 'operator')} of a forward pass break the graph ({listed})"
@@ -221,7 +225,9 @@ def _without_breaks(graph: Graph, breaks: int | None, what: str) -> None:
 
 def _fuse(graph: Graph, chains: Groups) -> str:
     """Fuse the chains, with the operators that launched the rest of each; return what to say of it."""
-    count, before, after = len(chains.tasks), chains.total("duration_ns"), fused_chain_ns(graph, chains)
+    count = len(chains.tasks)
+    before = chains.total("duration_ns")
+    after = fused_chain_ns(graph, chains)
     rest = chains.tasks - chains.first()
     chains.first().set(duration_ns=after, name="fused chain")
     remove_with_operators(rest)
@@ -252,8 +258,8 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     from daydream.memory import within
 
     fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
-    matrix = held.where(end_op=nodes_that(lambda op: op.is_matrix))
-    saved = fused & held.where(kind="activation", end_phase="backward") & ~matrix
+    saved = fused & held.where(kind="activation", end_phase="backward")
+    saved &= ~held.where(end_op=nodes_that(lambda op: op.is_matrix))
     held.scale(fused & held.where(kind="temporary"), 0.0)
     held.scale(saved, held.among(0.0, 1.0, 1.0))
 

@@ -73,7 +73,8 @@ def compression(
     if rank is not None:
         _in_factors(graph, reduced, rank, lane, rate)
         return
-    left, nbytes = WIDTH / reduced.itemsize, reduced.bytes
+    left = WIDTH / reduced.itemsize
+    nbytes = reduced.bytes
     cast = floor_ns(graph) + nbytes * (1 + left) / rate
     narrow = {"duration_ns": _scaled(reduced, left), "dtype": dtype, "bytes": nbytes * left}
     _replace(reduced, lane, {"cast down": cast, "cast up": cast}, [narrow])
@@ -105,7 +106,8 @@ def dgc(graph: Graph, *, ratio: float = 0.001, workers: int | None = None) -> No
     reduced = sized_all_reduces(graph)
     members = workers_of(graph, workers)
     lane, rate = _compute(graph)
-    width, nbytes = reduced.itemsize, reduced.bytes
+    width = reduced.itemsize
+    nbytes = reduced.bytes
     sent = ratio * nbytes / width
     share = members * sent * (width + INDEX_BYTES) / (2 * nbytes)
     gathered = (reduced.duration_ns * share).clip(LEAST_NS)
@@ -126,7 +128,8 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     tensors, matrices, compressed, left, right = (
         reduced.group_by([*range(len(reduced))]).total(each) for each in zip(*factors, strict=True)
     )
-    width, nbytes = reduced.itemsize, reduced.bytes
+    width = reduced.itemsize
+    nbytes = reduced.bytes
     elements = nbytes / width
     rest = elements - compressed
     # Values read and written: the error is added (3) and the sum kept (2), P is made (1 and P); Q is made
@@ -167,7 +170,8 @@ def _replace(reduced: Selection, lane: str, kernels: dict[str, Any], transfers: 
 
 def _compute(graph: Graph) -> tuple[str, float]:
     """Return the compute stream, and the bytes a ns that a kernel on it moves."""
-    lane, rate = compute_lane(graph), memory_bandwidth(graph)
+    lane = compute_lane(graph)
+    rate = memory_bandwidth(graph)
     if lane is None or rate is None:
         graph.does_not_apply("how fast a device would compress is not known: it shows no memory bandwidth")
     return lane, rate
@@ -197,7 +201,8 @@ def _factors(graph: Graph, of_step: Groups, rank: int) -> tuple[Selection, list[
         by_step.setdefault(step, []).append((gradient[0], gradient[1]))
     for step, members in by_step.items():
         reduced = of_step[step] if step in of_step.keys else of_step.tasks[:0]
-        filled, total = [*accumulate(reduced.bytes.tolist())], sum(size for size, _ in members)
+        filled = [*accumulate(reduced.bytes.tolist())]
+        total = sum(size for size, _ in members)
         if not filled or abs(total - filled[-1]) > UNLIKE * filled[-1]:
             continue
         before = 0

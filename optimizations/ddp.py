@@ -71,7 +71,8 @@ def ddp(
 
     ends = gradients.ends().ids[buckets.last]
     waits = graph.insert_after(graph.tasks(ends), "wait for all-reduce", kind="cpu", duration_ns=0)
-    ready, makers = buckets.nodes, buckets.makers
+    ready = buckets.nodes
+    makers = buckets.makers
     if copies is not None:
         into = graph.insert_after(gradients.nodes, "copy into bucket", duration_ns=copies, **how)
         ready = makers = into[buckets.last]

@@ -72,10 +72,13 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
     turns = batches - 1  # right before the recorded one
     moved = Moved(passes, passes.first, turns)
     mine = (passes.of >= 0).nonzero()[0]
-    part, begin, end = passes.of[mine], held["begin"][mine], held["end"][mine]
+    part = passes.of[mine]
+    begin = held["begin"][mine]
+    end = held["end"][mine]
     gradient = held.where(kind="gradient", phase="backward")[mine]
     added = next_call(held, mine)  # where a gradient is added to that of the batch before
-    left, goes_on = end >= passes.until[part], _goes_on(held, passes)[mine]
+    left = end >= passes.until[part]
+    goes_on = _goes_on(held, passes)[mine]
     first = moved(begin, part)
     number = int(held["repeat"].max(initial=0)) + 1
 
@@ -95,7 +98,8 @@ def memory(held: Allocations, *, batches: int = 2) -> None:
 
 def _goes_on(held: Allocations, passes: Parts) -> Any:
     """Return where, in the next turn of its own part, what outlives a pass would end; shape (rows,)."""
-    part, end = passes.of, held["end"]
+    part = passes.of
+    end = held["end"]
     own = (part >= 0) & (part + 1 < len(passes))
     following = (part + 1) * own
     events = (passes.until - passes.first) // STEP
@@ -110,7 +114,8 @@ def _goes_on(held: Allocations, passes: Parts) -> Any:
 
 def _end_with_first(held: Allocations, passes: Parts, moved: Moved) -> None:
     """Let what the step before left, and the recorded pass frees, end in the first pass of the step."""
-    end, begin = held["end"], held["begin"]
+    end = held["end"]
+    begin = held["begin"]
     for place, (first, until) in enumerate(zip(passes.first, passes.until, strict=True)):
         own = held["rank"] == passes.keys[place, 0]
         ends = own & (begin < moved(first, place)) & (end >= first) & (end < until)

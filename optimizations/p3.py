@@ -20,7 +20,9 @@ COMMANDS = {"tictac": {"EXCLUDES": {"ddp", "fsdp", "p3"}}}
 OF_JOBS = True
 
 MOST_SLICES = 200_000  # in all steps: about a minute of simulation on one core
-PUSH, PULL = "network", "network, back"  # one lane where every worker is a server too
+# One lane where every worker is a server too
+PUSH = "network"
+PULL = "network, back"
 PULLED = "parameters {}"  # a lane for what comes back for each task that waits: when all of it has come
 OWN_UPDATE = r"^aten::[a-z]\w*_$"  # in place, of one tensor: `_foreach_` and `_fused_` ones take all of them
 
@@ -219,7 +221,8 @@ def _update(
     updates all parameters in the same calls, or which part is whose is not known: the first of
     these waits for all gradients of its step.
     """
-    device, calls = graph.select(on="gpu", phase="optimizer"), update_calls(graph)
+    device = graph.select(on="gpu", phase="optimizer")
+    calls = update_calls(graph)
     by_server = update == "server" or not len(device | calls)
     parts = None if by_server else _parts(graph, gradients, place, device, calls)
     if not by_server and parts is None:

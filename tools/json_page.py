@@ -31,7 +31,7 @@ COMMANDS = {
     "plan --only checkpointing": "daydream.plan.checkpointing.Choice",
     "confirm": "daydream.predict.confirm.Confirmation",
     "calibrate": "daydream.calibration.run.Calibration",
-    "calibrate --tool": "daydream.calibration.in_place.InPlaceCalibration",
+    "calibrate --tool": "daydream.calibration.run.InPlaceCalibration",
     "memory": "daydream.memory.result.MemoryReport",
     "memory --by": "daydream.memory.report.MemoryView",
     "memory --largest": "daydream.predict.memory.Largest",

@@ -41,7 +41,7 @@ BUDGETS = {
     "plan": Budget(10_960, 9, 10.87),
     "product": Budget(581_700, 329, 10.13),
     "tests": Budget(392_700, 329, 10.69),
-    "benchmarks, validation, tools": Budget(7_345, 42, 0.00),
+    "benchmarks, validation, tools": Budget(7_150, 42, 0.00),
     "README and docs": Budget(36_190, 35, 0.00),
     "C": Budget(186, 2, 0.00),
     "other code": Budget(1_200, 12, 0.00),

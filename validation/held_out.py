@@ -29,7 +29,7 @@ import daydream
 from daydream.costs.device import roofline
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
 from daydream.costs.kernels import floor_ns
-from daydream.model import half_times, precision
+from daydream.model import precision
 from daydream.predict import interval
 
 H200 = Path(__file__).parent / "h200"
@@ -54,16 +54,16 @@ def without(traces: Path, series: str) -> dict[tuple[Any, str], Any]:
             if name != series:
                 others.append(_kept(pairs / name / before, pairs / name / after, marker))
         sorts = [
-            (one, [each[one.classes] for each in others if one.classes in each]) for one in half_times.SORTS
+            (one, [each[one.classes] for each in others if one.classes in each]) for one in precision.SORTS
         ]
-        found[half_times, "SORTS"] = tuple(
+        found[precision, "SORTS"] = tuple(
             sort._replace(keeps=min(median(told), 1.0)) if told else sort for sort, told in sorts
         )
     if series == "t4_mlp_amp":
         found[precision, "TO_32_REACHES"] = 1.0
         found[roofline, "KEPT_ON_MATRIX_UNITS"] = 0.655 / 0.85
     if series == "vit_a100":
-        found[half_times, "FLASH_1"] = (half_times.FLASH_2[0] / 1.75, half_times.FLASH_1[1])
+        found[precision, "FLASH_1"] = (precision.FLASH_2[0] / 1.75, precision.FLASH_1[1])
     if series in SAME_WORK:
         apart = max(_apart(pairs / name, *both) for name, both in SAME_WORK.items() if name != series)
         found[interval, "ANOTHER_RUN"] = {**interval.ANOTHER_RUN, "device": math.ceil(100 * apart) / 100}
@@ -101,7 +101,7 @@ def _kept(before: Path, after: Path, marker: str | None = None) -> dict[tuple[st
     sums: dict[tuple[str, ...], np.ndarray] = {}
     for name, old in _alike(wide, narrow_ones=False).items():
         new = in_16_bits.get(name)
-        sort = half_times.sort_of(name).classes
+        sort = precision.sort_of(name).classes
         other = kernel_class(name) in MATRIX_CLASSES
         if new is not None and name not in left and not other and abs(new[0] - old[0]) < 0.01 * old[0]:
             above = np.array([old[1], new[1]]) - old[0] * floor

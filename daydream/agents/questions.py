@@ -62,7 +62,9 @@ ADDED = {
     "cut": ("object", "Lists of which only the first are here, and how long each is."),
     "falsified_by": ("string", "What would prove the answer wrong."),
 }
-MOST, MOST_WITHIN = 5, 1  # elements of a list, of a list within a list
+# Elements of a list, of a list within a list
+MOST = 5
+MOST_WITHIN = 1
 WHOLE = {"command": 100}  # its words
 LONGEST = 160  # characters of a text; it comes from a trace, whoever wrote that
 LONGER = dict.fromkeys(("notes", "verdict"), 400)
@@ -280,7 +282,8 @@ def words(tool: str, asked: Question, root: Root, *, allow_code: bool) -> list[s
     if tool == "confirm" and not allow_code:
         raise DaydreamError(PROGRAM.format("a script"))
     given = asdict(asked)
-    spec, options = given.pop("optimization", None), given.pop("options", None) or {}
+    spec = given.pop("optimization", None)
+    options = given.pop("options", None) or {}
     if options and spec is None:
         raise DaydreamError("options belong to an optimization, and none is named")
     change = [] if spec is None else _change(spec, options, root, allow_code=allow_code)
@@ -363,7 +366,8 @@ def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> di
         if not isinstance(value, dict):
             is_ratio = isinstance(value, float) and of.get("type") == "number"
             return round(value, 4) if is_ratio else value
-        known, rest = of.get("properties", {}), of.get("additionalProperties") or {}
+        known = of.get("properties", {})
+        rest = of.get("additionalProperties") or {}
         if rest.get("type") in {"integer", "number"}:  # amounts by name
             largest = sorted(value, key=lambda name: (-abs(value[name]), name))[:most]
             value = {name: value[name] for name in largest}

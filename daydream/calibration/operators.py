@@ -157,7 +157,10 @@ class _Maker:
             )
         if name is not None and name.startswith("float8"):
             raise RebuildError("torch has no operator of this kind in float8")
-        self.torch, self.dtype, self.device, self.trains = torch, dtype, device, trains
+        self.torch = torch
+        self.dtype = dtype
+        self.device = device
+        self.trains = trains
         name = call.op.split(".")[0]
         self.in_place = name.endswith("_") or "_fused_" in name
 
@@ -282,7 +285,8 @@ def _cudnn_batch_norm_backward(make: _Maker, arguments: list[Argument]) -> Run:
     weight, bias, mean, variance = (
         make.tensor(images[1:2]).to(make.torch.float32) for _ in range(4)
     )
-    inputs, given = make.tensor(images), make.tensor(gradient)
+    inputs = make.tensor(images)
+    given = make.tensor(gradient)
     epsilon = 1e-5
     _, kept_mean, kept_variance, buffer = aten.cudnn_batch_norm(
         inputs, weight, bias, mean, variance, True, 0.1, epsilon

@@ -1,4 +1,11 @@
-"""Which operator calls a prediction asks for, and a table of what they take on this machine."""
+"""Which operator calls a prediction asks for, and a table of what they take on this machine.
+
+What operators take before and after a change, in place: from steps recorded without it and with it.
+
+Both are of one run of one script, so tensors, layouts, caches and threads are those of training, and what
+a tool costs in Python counts. The machine's own change of speed between the two recordings is taken out by
+the operators that the change does not touch.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from daydream.arrays import distinct_rows, take
 from daydream.calibration.operators import OperatorCall
 from daydream.calibration.worker import Worker
 from daydream.costs.device.call_scaling import works
@@ -26,11 +35,12 @@ from daydream.costs.device.measured import (
     types_of,
 )
 from daydream.costs.kernels import work
-from daydream.costs.operators import operator
-from daydream.costs.workload.calls import calls_of
+from daydream.costs.operators import bare_name, operator
+from daydream.costs.workload.calls import calls_of, forward_rows, nodes, of_rows
 from daydream.costs.workload.shapes import Shape
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
+from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
 from daydream.results import Record
 from daydream.trace.trace import Trace
@@ -210,7 +220,8 @@ def recorded_calls(graph: Graph) -> list[OperatorCall]:
     trace = graph.recorded
     if not len(tasks):
         return []
-    rows, calls = work(graph, tasks).call, calls_of(trace)
+    rows = work(graph, tasks).call
+    calls = calls_of(trace)
     time_of_row = recorded_ns(graph)
     total: dict[tuple[int, str | None], float] = {}
     pairs = zip(rows.tolist(), types_of(tasks).tolist(), strict=True)
@@ -247,7 +258,8 @@ def _asked_by(
     graph: Graph, optimizations: Sequence[Optimization], options: Mapping[str, Any]
 ) -> list[OperatorCall]:
     """Return the calls that the prediction of a change looks up, before and after it."""
-    questions, changed = Questions(), graph.copy()
+    questions = Questions()
+    changed = graph.copy()
     changed.times = questions
     apply(optimizations, changed, options)
     if not questions.asked:
@@ -279,3 +291,151 @@ def _measure(
             result.measure(call, answer["duration_ns"], answer["repeats"])
     result.seconds = time.perf_counter() - begin
     return result
+
+
+PASSES = ("forward", "backward")
+QUARTILE = 25
+Key = tuple[str, str, str]  # operator, shapes, element type
+
+
+class ChangedCall(Record):
+    """One distinct call of an operator that the change acts on, in one pass.
+
+    Attributes:
+        op: the operator.
+        shapes: of its arguments, as JSON.
+        dtype: torch's name of their type.
+        phase: `forward` or `backward`.
+        before_ns: what a call took before the change.
+        duration_ns: what it takes with it.
+        repeats: how many calls there were.
+    """
+
+    op: str
+    shapes: str
+    dtype: str
+    phase: str
+    before_ns: int
+    duration_ns: int
+    repeats: int
+
+
+class InPlaceCalibration(MeasuredTimes):
+    """What the operators took that a change acts on, before and with it.
+
+    Attributes:
+        device: what they ran on.
+        torch: its version.
+        drift: how many times as long the operators took that the change does not touch.
+        measured: distinct calls with their times.
+        left_out: those that only one recording has.
+    """
+
+    drift: float = 1.0
+    measured: list[ChangedCall] = msgspec.field(default_factory=list)
+    left_out: list[str] = msgspec.field(default_factory=list)
+
+
+def calibrate_in_place(before: Trace, after: Trace) -> InPlaceCalibration:
+    """Return what the operators that a change acts on took before and after it.
+
+    Args:
+        before: steps as they were.
+        after: steps of the same run with the change; its metadata names the operators that it acts on.
+
+    Raises:
+        NotApplicableError: the change acts on no operator, or on none of whose calls both recordings hold.
+    """
+    operators = after.metadata.get("changed_operators") or []
+    if not operators:
+        raise NotApplicableError(
+            "the tool acts on no operator of this script: it ordered no actions"
+        )
+    times = [_Times(trace, operators) for trace in (before, after)]
+    drift = _drift(*times)
+    device = next(
+        (one["name"] for one in after.metadata.get("devices") or [] if one.get("name")), CPU
+    )
+    if not after.is_kind("kernel").any():
+        device = CPU
+    result = InPlaceCalibration(
+        device, str(after.metadata.get("versions", {}).get("torch", "")), drift=drift
+    )
+    for key in sorted({*times[0].calls, *times[1].calls}):
+        old, new = (each.calls.get(key) for each in times)
+        if old is None or new is None:
+            result.left_out.append(
+                f"{' '.join(key)}: only {'before' if new is None else 'with'} the change"
+            )
+            continue
+        for number, phase in enumerate(PASSES):
+            was = _usual(old[:, number])
+            now = _usual(new[:, number]) / drift
+            if phase == PASSES[0] or was or now:
+                result.measured.append(ChangedCall(*key, phase, round(was), round(now), len(new)))
+    if not result.measured:
+        raise NotApplicableError(
+            f"no call of {', '.join(operators)} has the same shapes and type before and with the change"
+        )
+    return result
+
+
+class _Times:
+    """Times of a trace by distinct call: (forward, backward) ns of each changed one, ns of each other."""
+
+    def __init__(self, trace: Trace, operators: Sequence[str]) -> None:
+        on_gpu = bool(trace.is_kind("kernel").any())
+        inclusive = (
+            recorded_ns(build(trace)) if on_gpu else np.asarray(trace["duration_ns"], np.float64)
+        )
+        names = {bare_name(op) for op in operators}
+        is_operator = trace.is_kind("operator")
+        wanted = of_rows(trace, "name", lambda text: bare_name(text) in names) & is_operator
+        covered = np.array([*(bool(one.get("covered")) for one in trace.metadata["steps"]), False])
+        counts = covered[trace["step"]]
+        every = np.arange(len(trace))
+        outermost = partial(enclosing, trace["parent"], rows=every, inner=False)
+        around = outermost(wanted)
+        node = outermost(nodes(trace))
+        rows = np.flatnonzero((around == every) & (node < 0) & counts)
+        back = np.flatnonzero((node == every) & counts)
+        maker = forward_rows(trace, back)
+        owner = take(around, maker)
+        place = np.full(len(trace) + 1, -1)
+        place[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(place[owner] >= 0)
+        spent = np.zeros((len(rows), 2))
+        spent[:, 0] = inclusive[rows]
+        np.add.at(spent[:, 1], place[owner[mine]], inclusive[back[mine]])
+        self.calls = {key: spent[numbers] for key, numbers in _by_key(trace, rows).items()}
+        top = np.flatnonzero((outermost(is_operator) == every) & (around < 0) & counts)
+        other = np.setdiff1d(top, back)
+        self.others = {
+            key: inclusive[other[numbers]] for key, numbers in _by_key(trace, other).items()
+        }
+
+
+def _drift(before: _Times, after: _Times) -> float:
+    """Return how many times as long the work took that the change does not touch; 1 where there is none."""
+    both = [key for key in before.others if key in after.others]
+    was, now = (
+        sum(len(before.others[key]) * _usual(each.others[key]) for key in both)
+        for each in (before, after)
+    )
+    return float(now / was) if was > 0 and now > 0 else 1.0
+
+
+def _usual(times: np.ndarray) -> float:
+    """Return the lower quartile: other programs only ever add, and the fastest alone may be luck."""
+    return float(np.percentile(times, QUARTILE))
+
+
+def _by_key(trace: Trace, rows: np.ndarray) -> dict[Key, np.ndarray]:
+    """Return the places of rows by operator, shapes and element type."""
+    columns = ("name", "shapes", "dtype")
+    first, which = distinct_rows([trace[name][rows] for name in columns])
+    texts = [trace.values(name, rows[first].tolist()) for name in columns]
+    keys = [
+        (name or "", shapes or "", dtype or "") for name, shapes, dtype in zip(*texts, strict=True)
+    ]
+    return {key: np.flatnonzero(which == number) for number, key in enumerate(keys)}

@@ -55,7 +55,8 @@ def _on_gpu(run: Callable[[], object], limit_s: float) -> tuple[float, int]:
     event: Any = torch.cuda.Event
     wait: Any = getattr(torch.cuda, "_sleep", None)
     for _ in range(GPU_BLOCKS):
-        first, last = (event(enable_timing=True) for _ in range(2))
+        first = event(enable_timing=True)
+        last = event(enable_timing=True)
         if wait is not None:
             wait(HEAD_START_CYCLES)
         first.record()

@@ -107,7 +107,8 @@ class Worker:
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Send a line and return the answer, None if the process has died."""
-        sent, answers = self._process.stdin, self._process.stdout
+        sent = self._process.stdin
+        answers = self._process.stdout
         if sent is None or answers is None:
             return None
         try:

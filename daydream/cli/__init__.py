@@ -82,8 +82,7 @@ class Commands(click.Group):
         if cmd_name not in KNOWN:
             return None
         module = importlib.import_module(f".{KNOWN[cmd_name][0]}", __name__)
-        command: click.Command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
-        return command
+        return getattr(module, "import_" if cmd_name == "import" else cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the commands under their headings, without loading them."""

@@ -103,7 +103,8 @@ def anonymous(trace: Trace) -> Trace:
     """
     names = _Names()
     columns = {name: column for name, column in trace.columns.items() if name != "stack"}
-    named, known = trace["name"], trace.text("name")
+    named = trace["name"]
+    known = trace.text("name")
     ranged = trace.is_kind(*RANGES)
     ranges = {
         known[code] for code in np.setdiff1d(named[ranged], named[~ranged]).tolist() if code >= 0

@@ -13,7 +13,7 @@ from daydream.cli.source import Script, TraceRequest, usage_error, working
 
 if TYPE_CHECKING:
     from daydream.calibration import Calibration
-    from daydream.calibration.in_place import InPlaceCalibration
+    from daydream.calibration.run import InPlaceCalibration
 
 SHOWN = 4  # operators by name, of those left out for one reason
 TABLE = "table.parquet"
@@ -163,7 +163,7 @@ def in_place(
         steps: Steps to record before, and with the tool.
         warmup: Steps to skip first.
     """
-    from daydream.calibration.in_place import calibrate_in_place
+    from daydream.calibration.run import calibrate_in_place
     from daydream.collect.launcher.runner import Recording
     from daydream.errors import DaydreamError
     from daydream.files.atomic import own_folder
@@ -207,10 +207,8 @@ def in_place(
         with working():
             found = calibrate_in_place(before, Trace.load(done.changed))
     found.save(output, force=out.force)
-    then, head = (
-        ["whatif", *change.words, "TRACE", "--table", output],
-        {"tool": tool, "output": output},
-    )
+    then = ["whatif", *change.words, "TRACE", "--table", output]
+    head = {"tool": tool, "output": output}
     out.emit(found, lambda: _in_place_text(found), written=wrote(output), then=then, **head)
     return 0
 

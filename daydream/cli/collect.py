@@ -216,7 +216,7 @@ def import_(
         etrecord (FILE): ETRecord of an ETDump's program: layers and operators.
     """
     from daydream.report.info import rows_by_kind
-    from daydream.report.views.records import imported
+    from daydream.report.views.nouns import imported
 
     if out.output is not None and out.output.endswith(NOT_PARQUET):
         text = "the output is a parquet trace; name it .parquet"
@@ -235,7 +235,8 @@ def import_(
         )
         progress(f"writing {target}")
         trace.save(target, force=out.force)
-    kinds, about = rows_by_kind(trace), _about(trace, target)
+    kinds = rows_by_kind(trace)
+    about = _about(trace, target)
     result = {
         "trace": str(target),
         "source": trace.metadata.get("source"),

@@ -132,7 +132,8 @@ class Change:
             from daydream.trace.recorded_time import shared_already
             from daydream.transforms.compose import check, spelled
 
-            first, together = "Record", [find("ddp"), *self.optimizations]
+            first = "Record"
+            together = [find("ddp"), *self.optimizations]
             with contextlib.suppress(DaydreamError):  # they exclude each other
                 check(together)
                 first = f"Predict several GPUs with it ({spelled(together)}), or record"
@@ -262,7 +263,8 @@ def command(
                 add(SHARED.get(option.name, option), ANSWER)
         if "out" in inspect.signature(function).parameters:
             add(PARTS["as_json"], OUTPUT)
-        name, text = function.__name__.rstrip("_"), text.replace("\\b", "\b")
+        name = function.__name__.rstrip("_")
+        text = text.replace("\\b", "\b")
         return cls(name, callback=function, help=text, params=[*found.values()], **how)
 
     return made
@@ -302,7 +304,8 @@ class Changes(Command):
         if self.flag is None:
             several = len(chosen) > 1
             made.help = "\n\n".join(f"{each.name}:\n\n" * several + each.help for each in chosen)
-            made.options_metavar, info_name = "[OPTIONS]", f"{info_name} {spec}"
+            made.options_metavar = "[OPTIONS]"
+            info_name = f"{info_name} {spec}"
         return super(Changes, made).make_context(info_name, rest, parent, **extra)
 
     def named(self, ctx: click.Context, args: list[str]) -> tuple[str | None, list[str]]:

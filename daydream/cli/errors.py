@@ -94,7 +94,9 @@ def _ending_as_ctrl_c_does() -> Iterator[list[int]]:
             signal.signal(each, signal.SIG_DFL)
 
 
-FAILED, INTERRUPTED = 1, 130  # usage errors bring click's own code, 2
+# Usage errors bring click's own code, 2
+FAILED = 1
+INTERRUPTED = 130
 INDENT = " " * len("error: ")
 
 

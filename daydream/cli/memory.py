@@ -68,14 +68,14 @@ def memory(
     sizes = {"--largest": largest, "--largest-batch": largest_batch or None}
     wrong = {}
     if snapshot is not None:
-        wrong, what = {"--by": by, **files, **steps, **sizes}, "goes with a trace"
+        wrong = {"--by": by, **files, **steps, **sizes}
+        what = "goes with a trace"
     elif any(sizes.values()):
-        wrong, what = (
-            {"--by": by, **files, "--allocator": allocator},
-            "does not go with '--largest'",
-        )
+        wrong = {"--by": by, **files, "--allocator": allocator}
+        what = "does not go with '--largest'"
     elif by is not None:
-        wrong, what = files, "draws memory over time: leave --by out"
+        wrong = files
+        what = "draws memory over time: leave --by out"
     for name, value in wrong.items():
         if value is not None:
             raise usage_error(f"{name} {what}")

@@ -22,7 +22,9 @@ from daydream.transforms.registry import options_of
 if TYPE_CHECKING:
     from fractions import Fraction
 
-ANSWER, OUTPUT, READING = "Answer", "Output", "Reading the trace"
+ANSWER = "Answer"
+OUTPUT = "Output"
+READING = "Reading the trace"
 MEASURED = "measured"  # the default of --contention
 AUTO = "auto"  # `--steps` then says how steps are found, else which are read
 MOST = 10_000  # numbers that one list may mean
@@ -108,12 +110,15 @@ def click_option(
     if option.choices:
         how["type"] = click.Choice(option.choices)
     elif isinstance(default, tuple):
-        how, shown = {"multiple": True, "metavar": option.unit, "type": how["type"]}, None
+        how = {"multiple": True, "metavar": option.unit, "type": how["type"]}
+        shown = None
     elif default is False:
-        how, shown = {"is_flag": True}, None
+        how = {"is_flag": True}
+        shown = None
     elif option.type is bool:  # not given, yes, no
         shown = None if shown is None else f"--{'' if shown else 'no-'}{flags[0]}"
-        flags, how = [f"{each}/--no-{each}" for each in flags], {}
+        flags = [f"{each}/--no-{each}" for each in flags]
+        how = {}
     else:
         how["metavar"] = option.unit or {int: "N", float: "X", str: "TEXT"}[option.type]
     if default is not None or option.type is bool:
@@ -201,8 +206,11 @@ def _seconds(text: str) -> float:
     return number
 
 
-NUMBER, TIME, BYTES = Parsed(_finite), Parsed(_time), Parsed(bytes_of)
-SECONDS, SOME = Parsed(_seconds), click.IntRange(1)
+NUMBER = Parsed(_finite)
+TIME = Parsed(_time)
+BYTES = Parsed(bytes_of)
+SECONDS = Parsed(_seconds)
+SOME = click.IntRange(1)
 
 
 def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
@@ -223,10 +231,12 @@ def numbers_of(text: str, read: Callable[[str], Fraction]) -> list[Fraction]:
         if len(found) < 2 or place + 1 == len(parts):
             raise ValueError(f"{text!r}: '...' needs two numbers before it and one after it")
         last, (before, one) = read(parts[place + 1]), found[-2:]
-        factor, step = one / before if before else Fraction(0), Fraction(0)
+        factor = one / before if before else Fraction(0)
+        step = Fraction(0)
         even = len(found) > 2 and one - before == before - found[-3]
         if even or factor <= 0 or 1 not in (factor.numerator, factor.denominator):
-            factor, step = Fraction(1), one - before
+            factor = Fraction(1)
+            step = one - before
         more = [one * factor + step]
         while (more[-1] < last) == (one > before) and more[-1] != last and len(more) < MOST:
             more.append(more[-1] * factor + step)

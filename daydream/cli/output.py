@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class Output:
     def emit(
         self,
         result: Any,
-        screen: Callable[[], str | Sequence[Block]] | None = None,
+        screen: Callable[[], str | Iterable[Block]] | None = None,
         *,
         written: Sequence[str] = (),
         then: Sequence[str] = (),
@@ -223,7 +223,7 @@ def print_next(*words: str) -> None:
     click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 
 
-def print_screen(screen: str | Sequence[Block]) -> None:
+def print_screen(screen: str | Iterable[Block]) -> None:
     """Print a text, or a view: fitted to a terminal and with color there, else its plain text."""
     from daydream.report.text import show
 

@@ -126,7 +126,8 @@ def explain(
     words = ["rank"] if best is None else best.command[1:]
     done = written or (best is None and whatif is not None)
     then = [] if done else [*words, *request.words]
-    head, record = {"trace": request.trace}, explain_json(found)
+    head = {"trace": request.trace}
+    record = explain_json(found)
     out.answer(
         found,
         head,

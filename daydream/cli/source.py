@@ -31,7 +31,7 @@ LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
 SLOW = (
     "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
-    "with a C compiler, run pip install -e . in daydream's checkout again"
+    "install daydream from its source again, where there is a C compiler"
 )
 PATIENCE_S = 2.0
 EVERY_S = 0.1
@@ -227,7 +227,8 @@ class TraceRequest:
             from daydream.collect.importers.kineto.blocks import launched_kernels
             from daydream.collect.load import load
 
-            file, most = Path(self.capture), self.max_unpacked
+            file = Path(self.capture)
+            most = self.max_unpacked
             capture = load(file, max_unpacked=most)
             attach_capture(
                 trace, capture, launched_kernels(file, most) if file.suffix != ".parquet" else {}
@@ -309,13 +310,17 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._timer = threading.Timer(patience_s, self._show)
         self._timer.daemon = True
-        self._what, self._share = "", -1.0
+        self._what = ""
+        self._share = -1.0
         self._over = threading.Event()
-        self._in_lines, self._told_s = os.environ.get(LINES) == "1", 0.0
+        self._in_lines = os.environ.get(LINES) == "1"
+        self._told_s = 0.0
 
     def __call__(self, what: str, share: float = -1.0) -> None:
         """Say what is being done; a share below 0 is unknown."""
-        is_new, self._what, self._share = what[:LONGEST] != self._what, what[:LONGEST], share
+        is_new = what[:LONGEST] != self._what
+        self._what = what[:LONGEST]
+        self._share = share
         if self._in_lines and (is_new or time.monotonic() - self._told_s > EVERY_S):
             self._told_s = time.monotonic()
             self._stream.write(f"progress {share:.3f} {' '.join(self._what.split())}\n")
@@ -451,7 +456,8 @@ def _content(path: Path) -> bytes:
 
 def _code() -> Iterable[str]:
     """Return which code works here: a checkout that is worked on has one version for many."""
-    folders, found = [str(Path(__file__).parent.parent)], []
+    folders = [str(Path(__file__).parent.parent)]
+    found = []
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:

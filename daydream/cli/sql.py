@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from daydream.cli.commands import command
@@ -39,7 +41,7 @@ def sql(
     """
     from daydream.integrations.sql import query as ask
     from daydream.report.blocks import Block, Text
-    from daydream.report.views.records import records
+    from daydream.report.views.nouns import records
 
     if schema:
         _show_schema(out)
@@ -48,13 +50,10 @@ def sql(
         raise usage_error("missing argument 'QUERY'; `daydream sql --schema` shows the tables")
     found = request.ask_rows("asking", lambda trace: ask(trace, query, most=most))
 
-    def screen() -> list[Block]:
-        more = (
-            [Text(f"There are more than {most:,} rows: --most asks for them.")]
-            if found.more
-            else []
-        )
-        return [*records({"rows": found.records()}, verbose=out.verbose), *more]
+    def screen() -> Iterator[Block]:
+        yield from records({"rows": found.records()}, verbose=out.verbose)
+        if found.more:
+            yield Text(f"There are more than {most:,} rows: --most asks for them.")
 
     out.emit(found, screen, trace=request.trace, query=query)
 
@@ -76,7 +75,8 @@ def _show_schema(out: Output) -> None:
     ]
     blocks: list[Block] = []
     for name, table in TABLES.items():
-        rows, known = [], TABLES["events"].columns if table.query is not None else {}
+        rows = []
+        known = TABLES["events"].columns if table.query is not None else {}
         extra = [column for column in table.columns if column not in known]
         if known:
             rows = [("columns", "those of events" + (f", and {', '.join(extra)}" if extra else ""))]
@@ -105,7 +105,7 @@ def tool(
         list_: List the tools.
     """
     from daydream.report.blocks import Facts
-    from daydream.report.views.records import records
+    from daydream.report.views.nouns import records
     from daydream.tools.run import find_tool, run_tool, tools
 
     if list_:

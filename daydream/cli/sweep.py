@@ -147,7 +147,8 @@ def _values(change: Change, varied: Sequence[str]) -> dict[str, list[Any]]:
     from daydream.predict.sweep import checked
     from daydream.transforms.compose import goes_by, option_names
 
-    named, fixed = option_names(change.optimizations), change.values or {}
+    named = option_names(change.optimizations)
+    fixed = change.values or {}
     values: dict[str, list[Any]] = {}
     for text in varied:
         typed, equals, listed = text.partition("=")

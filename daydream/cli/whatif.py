@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,9 @@ def whatif(
     from daydream.predict.prediction import predict
 
     out.check_files(*TIMELINES, ".et")
-    typed, then, memory = [change.spec, *change.typed], None, None
+    typed = [change.spec, *change.typed]
+    then = None
+    memory = None
     with working() as progress:
         replay = request.replay(progress, table=table)
         progress(f"predicting {change.spec}")
@@ -137,7 +139,7 @@ def print_list(*, as_json: bool) -> None:
     click.echo("next: daydream whatif NAME --help   or   daydream whatif NAME TRACE", err=True)
 
 
-def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> list[Block]:
+def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> Iterator[Block]:
     """Return the optimizations under a heading for each stage, with their options.
 
     Last those that are `broken`, with what is wrong with each.
@@ -152,9 +154,10 @@ def list_of(optimizations: list[Optimization], broken: Mapping[str, str]) -> lis
         if each.options:
             rows.append(("", "   ".join(map(_option_text, each.options))))
     groups["cannot be loaded"] = [*broken.items()]
-    return [
-        block for title, rows in groups.items() if rows for block in (Title(title), Facts(rows))
-    ]
+    for title, rows in groups.items():
+        if rows:
+            yield Title(title)
+            yield Facts(rows)
 
 
 def _option_text(option: Described) -> str:

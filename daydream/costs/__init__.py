@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.fusion import fused_chain_ns, fusible_chains
     from daydream.costs.device.input_sizes import (
+        grown_time,
+        growth_by_grids,
         is_channel_size,
         is_feature_size,
         need_batch,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
         resized_time,
         shares_of_growth,
     )
-    from daydream.costs.device.launch_grids import grown_time, growth_by_grids
     from daydream.costs.device.measured import KernelTable, in_place, replace_cost, take_measured
     from daydream.costs.device.measured_tables import measured_ns, missing_tables
     from daydream.costs.device.retime import (

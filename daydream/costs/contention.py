@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from msgspec import Struct, convert, to_builtins
 
-from daydream.arrays import distinct, percentile, unique
+from daydream.arrays import distinct, percentile, turns, unique
 from daydream.costs.kernels import is_matrix
 from daydream.graph.calls import Coverage, sharing
 from daydream.graph.graph import Graph
@@ -43,7 +43,9 @@ RESOLVED = 20  # times what the clock resolves: then a run is 5% off at most
 STEADY = 0.1  # of a work's time alone: what varies more by itself cannot tell
 LEAST_PLACES = 10
 CLOCK_NS = 32  # the step of the timer of NVIDIA GPUs, where times are not whole microseconds
-DRAWS, SEED = 400, 0  # of the interval
+# Of the interval
+DRAWS = 400
+SEED = 0
 
 SAME_KERNEL = ("name", "grid", "block", "dtype", "shapes")
 SAME_TRANSFER = ("name", "collective", "bytes", "group")
@@ -83,8 +85,7 @@ class Compared(Struct, frozen=True, eq=False):
         """Return the factor by which these places together add up, or each row of them."""
         excess, overlap = (each[places].sum(axis=-1) for each in (self.excess_ns, self.overlap_ns))
         # What exceeds the overlap has other reasons: the factor stays finite.
-        found: np.ndarray = 1 / np.maximum(1 - excess / overlap, 0.01)
-        return found
+        return 1 / np.maximum(1 - excess / overlap, 0.01)
 
     def evidence(self) -> Evidence | None:
         """Return what these places show together, None if they are too few."""
@@ -119,8 +120,7 @@ class Measured(Struct, frozen=True):
 
 def evidence_json(measured: Measured) -> dict[str, Any]:
     """Return what was measured as JSON can say it, to be kept beside the trace."""
-    found: dict[str, Any] = to_builtins(measured, enc_hook=np.ndarray.tolist)
-    return found
+    return to_builtins(measured, enc_hook=np.ndarray.tolist)
 
 
 def evidence_of(given: Any) -> Measured:
@@ -167,7 +167,8 @@ def _measure(graph: Graph, trace: Trace) -> Measured:
         both.known_from_the_last_arrival(graph, trace),
         clock,
     )
-    matrix, compared = is_matrix(graph, graph.tasks(kernels)), runs.compared()
+    matrix = is_matrix(graph, graph.tasks(kernels))
+    compared = runs.compared()
     return Measured(
         kernels=compared,
         kernel=compared.evidence(),
@@ -193,7 +194,8 @@ class _Both:
         for computing, transferring in sharing(graph.lanes):
             k = np.flatnonzero(computing[lane[kernels]])
             t = np.flatnonzero(transferring[lane[transfers]])
-            begin, end = start[kernels[k]], start[kernels[k]] + self.kernel_ns[k]
+            begin = start[kernels[k]]
+            end = start[kernels[k]] + self.kernel_ns[k]
             moving = Coverage(start[transfers[t]], ends[t])
             self.kernel_overlap_ns[k] = moving.within(begin, end)
             self.transfer_overlap_ns[t] = Coverage(begin, end).within(start[transfers[t]], ends[t])
@@ -212,13 +214,13 @@ def _running(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     """Return for each span how long the spans run within it, itself included, each counted."""
     if not len(start_ns):
         return np.zeros(0, np.int64)
-    begin, end = start_ns - start_ns.min(), end_ns - start_ns.min()
+    begin = start_ns - start_ns.min()
+    end = end_ns - start_ns.min()
 
     def since(marks: np.ndarray, times: np.ndarray) -> np.ndarray:
         marks = np.sort(marks)
         passed = np.searchsorted(marks, times, side="right")
-        total: np.ndarray = passed * times - np.append(0, np.cumsum(marks))[passed]
-        return total
+        return passed * times - np.append(0, np.cumsum(marks))[passed]
 
     return since(begin, end) - since(end, end) - since(begin, begin) + since(end, begin)
 
@@ -241,7 +243,8 @@ class _Runs(NamedTuple):
         beside = use & (self.overlap_ns >= BESIDE * self.duration_ns)
         places = unique(self.place[alone]), unique(self.place[beside])
         both = np.intersect1d(*places, assume_unique=True)
-        without, slowed = (_by_place(self.place, mask, both) for mask in (alone, beside))
+        without = _by_place(self.place, alone, both)
+        slowed = _by_place(self.place, beside, both)
         found = [self._at_one(*runs) for runs in zip(without, slowed, strict=True)]
         shown = np.array([one for one in found if one is not None]).reshape(-1, 5)
         return Compared(*shown.T)
@@ -284,7 +287,7 @@ def _places(graph: Graph, tasks: np.ndarray, names: Sequence[str]) -> np.ndarray
     order = np.lexsort((columns["order"][tasks], in_step))
     count = np.bincount(in_step)
     number = np.empty(len(tasks), np.int64)
-    number[order] = np.arange(len(tasks)) - np.repeat(np.cumsum(count) - count, count)
+    number[order] = turns(in_step[order])
     return _numbered(_numbered(kind, count[in_step]), number)
 
 

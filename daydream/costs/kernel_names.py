@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Copies over the link between host and device, as PyTorch, Nsight Systems and ROCm name them.
-TO_DEVICE, TO_HOST = r"HtoD|HostToDevice", r"DtoH|DeviceToHost"
-OVER_LINK, PAGEABLE = f"{TO_DEVICE}|{TO_HOST}", r"(?i)pageable"
+TO_DEVICE = r"HtoD|HostToDevice"
+TO_HOST = r"DtoH|DeviceToHost"
+OVER_LINK = f"{TO_DEVICE}|{TO_HOST}"
+PAGEABLE = r"(?i)pageable"
 MATRIX_CLASSES = ("attention", "convolution", "product", "recurrent")
 # Of these classes kernels read and write, and calculate next to nothing.
 STREAMING_CLASSES = (

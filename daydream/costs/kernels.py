@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from daydream.arrays import percentile, unique
+from daydream.arrays import percentile, take, unique
 from daydream.costs.devices import Device, device_of, device_properties
 from daydream.costs.kernel_names import MATRIX_CLASSES, kernels_are
 from daydream.costs.operators import MATRIX_FAMILIES
@@ -70,8 +70,7 @@ class Work(Struct, frozen=True):
 
     def is_of(self, *families: str | None) -> np.ndarray:
         """Return a mask of the tasks of some families: bool, shape (tasks,)."""
-        found: np.ndarray = np.array([family in families for family in self.families])[self.code]
-        return found
+        return np.array([family in families for family in self.families])[self.code]
 
 
 def work(graph: Graph, selection: Selection) -> Work:
@@ -154,8 +153,7 @@ def is_matrix(graph: Graph, tasks: Selection) -> np.ndarray:
     by_shapes = amounts.is_of(*MATRIX_FAMILIES)
     told = ~amounts.is_of(*UNTOLD) & (~by_shapes | (amounts.flop > 0))
     numbers = of_tasks(tasks, "dtype", lambda dtype: NUMBERS.match(dtype or "float"), bool)
-    found: np.ndarray = np.where(told, by_shapes, kernels_are(tasks, *MATRIX_CLASSES) & numbers)
-    return found
+    return np.where(told, by_shapes, kernels_are(tasks, *MATRIX_CLASSES) & numbers)
 
 
 def counted_tasks(graph: Graph, selection: Selection) -> np.ndarray:
@@ -263,8 +261,7 @@ def _volume(graph: Graph, selection: Selection, column: str) -> np.ndarray:
     rows = graph.row[selection.ids]
     if not texts:
         return np.full(len(rows), UNKNOWN, np.int64)
-    codes = np.where(rows >= 0, graph.recorded[column][np.maximum(rows, 0)], UNKNOWN)
-    return np.array([*volumes, UNKNOWN], np.int64)[codes]
+    return take(np.array(volumes), take(graph.recorded[column], rows))
 
 
 def units_of(graph: Graph, device: Device) -> int:
@@ -357,7 +354,9 @@ ELEMENTWISE = regex(
     r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<(?:\(int\))?(\d+), (?:\(int\))?(\d+)"
 )
 VECTORIZED = regex(r"(?:vectorized|unrolled)_elementwise_kernel<(?:\(int\))?(\d+)")
-THREADS, EACH = 128, 4  # of torch's element-wise kernels: threads a block, elements a thread
+# Of torch's element-wise kernels: threads a block, elements a thread
+THREADS = 128
+EACH = 4
 # Since torch 2.7 vectorized kernels have 8 elements a thread (`elems_per_thread`). It shows by vectors of 8
 # (on Hopper and Blackwell), unrolled kernels that name how many elements they have, or CUDA 12.8: torch 2.6
 # was built for 12.6 at most.
@@ -429,7 +428,8 @@ def updated_by_grids(update: Selection, blocks: np.ndarray) -> tuple[int, int]:
 
     Each kind of kernel runs at least once for each tensor. Small tensors are counted as whole blocks.
     """
-    names, each = [name or "" for name in update.name.tolist()], elements_a_thread(update.graph)
+    names = [name or "" for name in update.name.tolist()]
+    each = elements_a_thread(update.graph)
     known = {name: elements_a_block(name, each) for name in set(names)}
     elements = np.array([known[name] for name in names], np.int64) * np.maximum(blocks, 0)
     steps = max(len(unique(update.step)), 1)

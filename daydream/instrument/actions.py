@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from daydream.instrument.compiled import opaque
 from daydream.instrument.context import Action, Actions, listed
-from daydream.instrument.kinds import Kind
-from daydream.instrument.opaque import opaque
 from daydream.instrument.places import Local
+from daydream.instrument.records import Kind
 from daydream.instrument.tool import InstrumentError
 
 

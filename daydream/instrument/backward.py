@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from daydream.instrument.actions import changed, own_gradients, tensors_in
 from daydream.instrument.context import Action
-from daydream.instrument.kinds import Kind
 from daydream.instrument.places import SWITCH, Local, Places
-from daydream.instrument.records import Record, Records
+from daydream.instrument.records import Kind, Record, Records
 
 KEY = "daydream.instrument"  # in a node's metadata
 COMPILED = "CompiledFunctionBackward"  # the node of compiled code, which has its actions within
@@ -19,19 +19,17 @@ def name_of(node: Any) -> str:
     return str(node.name()).rpartition("::")[2]
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One autograd node of one iteration: its forward operator, and how often operators ran in it."""
 
-    __slots__ = ("counts", "forward", "grad_outputs", "key", "layer", "name", "owner")
-
-    def __init__(self, owner: Any, name: str, layer: str, key: str, forward: Record | None) -> None:
-        self.owner = owner
-        self.name = name
-        self.layer = layer
-        self.key = key
-        self.forward = forward
-        self.counts: dict[str, int] = {}
-        self.grad_outputs: tuple[Any, ...] | None = None
+    owner: Any
+    name: str
+    layer: str
+    key: str
+    forward: Record | None
+    counts: dict[str, int] = field(default_factory=dict)
+    grad_outputs: tuple[Any, ...] | None = None
 
     def next(self, name: str) -> str:
         """Return the id of an operator that the node runs now, and count it."""

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from daydream.collect.live.layer_hooks import named_modules, unwrap
@@ -110,27 +111,20 @@ def _in_step() -> bool:
     return False
 
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """One call of a module: its path, and how often each kind of operator ran in it so far."""
 
-    __slots__ = ("counts", "layer", "module", "phase", "within_backward")
-
-    def __init__(
-        self,
-        layer: str,
-        module: Any,
-        phase: str = FORWARD,
-        *,
-        within_backward: bool = False,
-    ) -> None:
-        self.layer = layer
-        self.module = module
-        self.phase = phase
-        self.within_backward = within_backward  # a backward node was running when it was entered
-        self.counts: dict[str, int] = {}
+    layer: str
+    module: Any
+    phase: str = FORWARD
+    within_backward: bool = False  # a backward node was running when it was entered
+    counts: dict[str, int] = field(default_factory=dict)
 
     def next(self, name: str) -> int:
         """Return the ordinal of a kind's call, and count it."""
@@ -271,8 +265,7 @@ class Places:
 
     def counts_of(self, node: str) -> dict[str, int]:
         """Return the counts of operators in nodes of a name that belong to no operator, in this iteration."""
-        counts: dict[str, int] = self.local.of_nodes.setdefault(node, {})
-        return counts
+        return self.local.of_nodes.setdefault(node, {})
 
     def _pop(self) -> None:
         if self.local.frames.pop().phase != OPTIMIZER:

@@ -17,9 +17,8 @@ from daydream.instrument.actions import run_operator, tensors_in
 from daydream.instrument.backward import COMPILED, Entry, Nodes
 from daydream.instrument.compiled import CompiledFunctions
 from daydream.instrument.context import Actions, listed
-from daydream.instrument.kinds import Kind, all_kinds, kind_of
 from daydream.instrument.places import BACKWARD, SWITCH, Places
-from daydream.instrument.records import Record, Records
+from daydream.instrument.records import Kind, Record, Records, all_kinds, kind_of
 from daydream.instrument.tool import InstrumentError, Tool, in_order
 
 Call = Callable[..., Any]

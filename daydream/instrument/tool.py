@@ -79,14 +79,12 @@ class Tool:
     @property
     def registrations(self) -> list[Registration]:
         """The callbacks, in the order they were added."""
-        found: list[Registration] = self.__dict__.setdefault("_registrations", [])
-        return found
+        return self.__dict__.setdefault("_registrations", [])
 
     @property
     def dependencies(self) -> list[Tool]:
         """The tools that this one depends on."""
-        found: list[Tool] = self.__dict__.setdefault("_dependencies", [])
-        return found
+        return self.__dict__.setdefault("_dependencies", [])
 
 
 def in_order(tools: Iterable[Tool]) -> list[Tool]:

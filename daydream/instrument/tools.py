@@ -15,7 +15,7 @@ from typing import Any
 
 from daydream.instrument.actions import tensors_in
 from daydream.instrument.context import OpContext
-from daydream.instrument.kinds import kind_of
+from daydream.instrument.records import kind_of
 from daydream.instrument.tool import InstrumentError, Tool
 
 Where = Callable[[OpContext], bool]
@@ -91,7 +91,8 @@ class EffectivePath(Tool):
         """Return the places of the inputs that matter, by the id of the layer, for one output of the last."""
         import torch
 
-        wanted, found = [output], {}
+        wanted = [output]
+        found = {}
         for op_id, (x, weight) in reversed(list(self.calls.items())):
             rows = weight[[one for one in wanted if one < weight.shape[0]]]
             parts = (rows * x).clamp(min=0).sum(0)
@@ -149,7 +150,8 @@ class ActivationStatistics(Tool):
             op.insert_after_op(self._note, outputs=[0], op_id=op["op_id"])
 
     def _note(self, output: Any, op_id: str) -> None:
-        largest, mean = float(output.abs().max()), float(output.mean())
+        largest = float(output.abs().max())
+        mean = float(output.mean())
         row = self.values.setdefault(
             op_id, {"calls": 0, "mean": 0.0, "max_abs": 0.0, "finite": True}
         )
@@ -176,7 +178,8 @@ class Tracing(Tool):
             return
         from torch.utils.flop_counter import flop_registry
 
-        inputs, outputs = op.get_inputs(), op.get_outputs()
+        inputs = op.get_inputs()
+        outputs = op.get_outputs()
         count: Any = flop_registry.get(op["op"].overloadpacket)
         made = outputs[0] if len(outputs) == 1 else outputs
         args, kwargs = kind_of(op["op"]).split(list(inputs))
@@ -237,7 +240,8 @@ def mask_of(weight: Any, sparsity: float | str) -> Any:
         inputs = weight[0].numel()
         if inputs % 4:
             raise InstrumentError(f"2:4 needs a multiple of 4 inputs; a weight has {inputs}")
-        rows, kept = weight.abs().reshape(-1, 4), 2
+        rows = weight.abs().reshape(-1, 4)
+        kept = 2
     else:
         rows = weight.abs().reshape(1, -1)
         kept = rows.numel() - int(rows.numel() * float(sparsity))
@@ -272,7 +276,9 @@ class Pruning(Tool):
             raise InstrumentError(
                 f"sparsity is {sparsity!r}; it must be a share from 0 to below 1, or 2:4"
             )
-        self.sparsity, self.dynamic, self.where = sparsity, dynamic, where
+        self.sparsity = sparsity
+        self.dynamic = dynamic
+        self.where = where
         self.dense: list[str] = []
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
@@ -334,12 +340,10 @@ class FakeQuantization(Tool):
         where: Where | None = None,
         mapping: Mapping | None = None,
     ) -> None:
-        self.bits, self.training, self.activations, self.where = (
-            bits,
-            training,
-            activations,
-            where,
-        )
+        self.bits = bits
+        self.training = training
+        self.activations = activations
+        self.where = where
         self.depends_on(mapping or Mapping())
         self.add_inst_for_op(self._choose)
 
@@ -370,7 +374,8 @@ class Rematerialization(Tool):
             raise InstrumentError(
                 "say which operators are computed again: types such as gelu, or where=..."
             )
-        self.types, self.where = types, where
+        self.types = types
+        self.where = where
         self.recomputed = 0  # calls so far, forward and again
         self.add_inst_for_op(self._choose)
 

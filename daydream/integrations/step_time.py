@@ -38,9 +38,11 @@ class StepTime:
         self._range = self._why = ""
         if whatif is not None:
             found = daydream.whatif(self._replay, whatif, **options)
-            self.step_ns, self._why = found.predicted_ns, found.reason or ""
+            self.step_ns = found.predicted_ns
+            self._why = found.reason or ""
             self.name = f"{printable(whatif)} on {self.name}"
-            low, high = found.predicted_low_ns, found.predicted_high_ns
+            low = found.predicted_low_ns
+            high = found.predicted_high_ns
             if low is not None and high is not None:
                 self._range = f" (90% interval {_ms(low)} to {_ms(high)})"
 
@@ -62,7 +64,8 @@ class StepTime:
             AssertionError: it is longer, is not known, or one of the traces does not replay.
         """
         __tracebackhide__ = True
-        step_ns, before = self._known(), StepTime(baseline)
+        step_ns = self._known()
+        before = StepTime(baseline)
         before_ns = before._known()
         longer = f"{step_ns / before_ns - 1:.1%} longer" if before_ns else "longer"
         than = f"{longer} than {_ms(before_ns)} of {before.name}; at most {percent:g}% are allowed"

@@ -33,7 +33,9 @@ def figures(found: Result) -> dict[str, float]:
         error = found.replay_error
         ratios = {"speedup": found.speedup, "replay_error": None if error is None else abs(error)}
     else:
-        one, two, start = found.before, found.after, found.started_from_ns
+        one = found.before
+        two = found.after
+        start = found.started_from_ns
         times = {"before": start}  # of a prediction; of a recording it is the side's own
         for name, side in {"predicted" if one.prediction else "before": one, "after": two}.items():
             if not side.reason:
@@ -107,6 +109,6 @@ def _texts(found: Result) -> dict[str, str]:
 
 
 def _page(found: Result) -> str:
-    from daydream.report.html.render import html
+    from daydream.report.html.page import html
 
     return f"<!doctype html><meta charset=utf-8>{html(found)}"

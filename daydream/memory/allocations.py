@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct, distinct_rows, take, unique
 from daydream.errors import GraphError
-from daydream.memory.enclosing import rows_that, take
+from daydream.memory.enclosing import rows_that
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
@@ -39,7 +39,8 @@ KINDS = (
     "parameter", "gradient", "optimizer_state", "activation", "temporary", "input", "bucket", "shard",
     "workspace", "buffer", "unknown",
 )  # fmt: skip
-BEFORE, AFTER = -(1 << 62), 1 << 62
+BEFORE = -(1 << 62)
+AFTER = 1 << 62
 STEP = 1 << 30  # from one place to the next before a change
 EVENT = 2 * STEP  # from one recorded event to the next
 OWN_ERROR = 0.02  # of any change; see `Allocations.own_error`
@@ -151,7 +152,8 @@ class Allocations:
             codes = self.columns["phase" if at == "begin" else "end_phase"]
             return [(*PHASES, None)[code] for code in codes.tolist()]
         rows = self.columns[f"{at}_row"]
-        codes, names = np.append(self.trace[column], UNKNOWN), [*self.trace.text(column), None]
+        codes = np.append(self.trace[column], UNKNOWN)
+        names = [*self.trace.text(column), None]
         found = [names[code] for code in codes[rows].tolist()]  # the last of each: no row, no text
         if column == "layer":
             owned = np.flatnonzero(self.columns["parameter"] >= 0).tolist()
@@ -161,7 +163,8 @@ class Allocations:
 
     def parameter(self, number: int) -> dict[str, Any]:
         """Return what is known of the parameter that an allocation belongs to; it must have one."""
-        rank, index = int(self.columns["rank"][number]), int(self.columns["parameter"][number])
+        rank = int(self.columns["rank"][number])
+        index = int(self.columns["parameter"][number])
         return self.parameters[rank][index]
 
     def where(
@@ -265,7 +268,7 @@ class Allocations:
     @property
     def lasting(self) -> np.ndarray:
         """Which allocations are held from before the recording to behind it: bool, shape (rows,)."""
-        return np.asarray((self["begin"] == BEFORE) & (self["end"] == AFTER))
+        return (self["begin"] == BEFORE) & (self["end"] == AFTER)
 
     def devices(self) -> list[tuple[int, int]]:
         """Return the (rank, device) pairs there are, in order."""
@@ -280,12 +283,14 @@ class Allocations:
         """
         own = on_device(self, rank, device)
         nbytes = self["bytes"][own]
-        begin, end = self["begin"][own], self["end"][own]
+        begin = self["begin"][own]
+        end = self["end"][own]
         freed = end < AFTER
         places = np.concatenate([begin, end[freed]])
         amounts = np.concatenate([nbytes, -nbytes[freed]])
         order = np.lexsort((amounts < 0, places))
-        places, totals = places[order], np.cumsum(amounts[order])
+        places = places[order]
+        totals = np.cumsum(amounts[order])
         initial = int(nbytes[begin == BEFORE].sum())
         inside = places > BEFORE
         return np.append(BEFORE, places[inside]), np.append(initial, totals[inside])
@@ -298,9 +303,7 @@ class Allocations:
 
     def held_at(self, place: int) -> np.ndarray:
         """Return which allocations are held at a place: bool, shape (rows,)."""
-        return np.asarray(
-            (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
-        )
+        return (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
 
 
 def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
@@ -321,17 +324,17 @@ def device_name(device: int) -> str:
 
 def on_device(held: Allocations | MemoryEvents, rank: int, device: int) -> np.ndarray:
     """Return which rows, or events, are of a device of a rank: bool, shape (rows,)."""
-    return np.asarray((held["rank"] == rank) & (held["device"] == device))
+    return (held["rank"] == rank) & (held["device"] == device)
 
 
 def is_kind(held: Allocations, kind: str) -> np.ndarray:
     """Return which rows are of a kind: bool, shape (rows,)."""
-    return np.asarray(held["kind"] == KINDS.index(kind))
+    return held["kind"] == KINDS.index(kind)
 
 
 def freed(held: Allocations) -> np.ndarray:
     """Return which rows the recording saw freed: bool, shape (rows,)."""
-    return np.asarray(held["end"] < AFTER)
+    return held["end"] < AFTER
 
 
 def recorded_reserved(held: Allocations, rank: int, device: int) -> int | None:
@@ -393,14 +396,16 @@ def parts_of(held: Allocations, which: np.ndarray, *columns: np.ndarray) -> Part
     mine = np.flatnonzero(which & (held["begin"] > BEFORE))
     rows = np.stack([each[mine] for each in (held["rank"], held["repeat"], *columns)])
     found, part = distinct_rows(rows)
-    keys, of = rows.T[found], np.full(len(held), UNKNOWN, np.int64)
+    keys = rows.T[found]
+    of = np.full(len(held), UNKNOWN, np.int64)
     of[mine] = part
     begin = held["begin"][mine]
-    first, last = np.full(len(keys), AFTER), np.full(len(keys), BEFORE)
+    first = np.full(len(keys), AFTER)
+    last = np.full(len(keys), BEFORE)
     np.minimum.at(first, of[mine], begin)
     np.maximum.at(last, of[mine], begin)
     until = np.full(len(keys), AFTER)
-    for rank in np.unique(keys[:, 0]).tolist() if len(keys) else []:
+    for rank in unique(keys[:, 0]).tolist() if len(keys) else []:
         theirs = np.flatnonzero(keys[:, 0] == rank)
         begins = np.sort(held["begin"][held["rank"] == rank])
         at = np.searchsorted(begins, last[theirs], side="right")
@@ -431,15 +436,17 @@ class Moved:
     """
 
     def __init__(self, parts: Parts, before: np.ndarray, turns: int = 1) -> None:
-        self.parts, self.before, self.turns = parts, before, turns
+        self.parts = parts
+        self.before = before
+        self.turns = turns
 
     def __call__(self, place: Any, part: Any, turn: int = 0) -> np.ndarray:
         """Return where places of parts are in a turn: int64, shape (n,)."""
-        first, until = self.parts.first[part], self.parts.until[part]
+        first = self.parts.first[part]
+        until = self.parts.until[part]
         events = (until - first) // STEP + 1
         slot = turn * events + (place - first) // STEP + 1
-        found: np.ndarray = between(self.before[part], slot, self.turns * events + 1)
-        return found
+        return between(self.before[part], slot, self.turns * events + 1)
 
 
 def repeat(
@@ -461,7 +468,8 @@ def repeat(
         the new rows, int64, shape (n,).
     """
     parts = moved.parts
-    part, end = parts.of[rows], held["end"][rows]
+    part = parts.of[rows]
+    end = held["end"][rows]
     inside = end < parts.until[part]
     ends = moved(np.where(inside, end, 0), part, turn)
     count = len(held)
@@ -493,9 +501,13 @@ def put_away(
     Returns:
         None; `held` is changed.
     """
-    held_rows, begins, ends = np.asarray(rows, np.int64), np.asarray(gone), np.asarray(back)
+    held_rows = np.asarray(rows, np.int64)
+    begins = np.asarray(gone)
+    ends = np.asarray(back)
     away = (begins < ends) & (begins > held["begin"][held_rows]) & (ends < held["end"][held_rows])
-    held_rows, begins, ends = held_rows[away], begins[away], ends[away]
+    held_rows = held_rows[away]
+    begins = begins[away]
+    ends = ends[away]
     if left:
         nbytes = np.rint(held["bytes"][held_rows] * left)
         held.add(held_rows, bytes=nbytes, begin=begins, end=ends)
@@ -509,6 +521,6 @@ def renumber(held: Allocations) -> None:
     inside = (places > BEFORE) & (places < AFTER)
     if not (places[inside] % STEP).any():
         return
-    _, order = np.unique(places[inside], return_inverse=True)
-    places[inside] = order.reshape(-1) * STEP
+    _, order = distinct(places[inside])
+    places[inside] = order * STEP
     held.columns["begin"], held.columns["end"] = np.split(places, 2)

@@ -28,11 +28,13 @@ The device's context, buffers of NCCL and workspaces of libraries are outside th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 from functools import partial
 
 from daydream.memory.settings import LEAST_LARGE, MIB, Settings
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """A piece of a segment: in use, free, or address space without memory.
 
@@ -45,34 +47,18 @@ class Block:
 
     """
 
-    __slots__ = (
-        "address",
-        "born",
-        "grows",
-        "in_use",
-        "mapped",
-        "next",
-        "pool",
-        "prev",
-        "requested",
-        "size",
-        "start",
-        "stream",
-    )
-    prev: Block | None
-    next: Block | None
-
-    def __init__(self, pool: Pool, stream: int, address: int, size: int, start: int = 0) -> None:
-        self.pool, self.stream, self.address, self.size, self.start = (
-            pool,
-            stream,
-            address,
-            size,
-            start,
-        )
-        self.prev = self.next = None
-        self.in_use, self.mapped, self.grows = False, True, False
-        self.requested = self.born = 0
+    pool: Pool
+    stream: int
+    address: int
+    size: int
+    start: int = 0
+    prev: Block | None = None
+    next: Block | None = None
+    in_use: bool = False
+    mapped: bool = True
+    grows: bool = False
+    requested: int = 0
+    born: int = 0
 
     @property
     def extent(self) -> int:
@@ -83,28 +69,31 @@ class Block:
     def split(self, size: int) -> Block:
         """Shorten the block to its first bytes and return the rest, its neighbour, in no pool yet."""
         rest = Block(self.pool, self.stream, self.address + size, self.size - size, self.start)
-        rest.grows, rest.mapped = self.grows, self.mapped
-        rest.prev, rest.next = self, self.next
+        rest.grows = self.grows
+        rest.mapped = self.mapped
+        rest.prev = self
+        rest.next = self.next
         if rest.next is not None:
             rest.next.prev = rest
-        self.next, self.size = rest, size
+        self.next = rest
+        self.size = size
         return rest
 
     def merge(self) -> None:
         """Join the block, which is in no pool, with neighbours not in use that are mapped as it is."""
-        before, after = self.prev, self.next
+        before = self.prev
+        after = self.next
         if before is not None and not before.in_use and before.mapped == self.mapped:
             self.pool.take(before)
-            self.address, self.size, self.prev = (
-                before.address,
-                before.size + self.size,
-                before.prev,
-            )
+            self.address = before.address
+            self.size = before.size + self.size
+            self.prev = before.prev
             if self.prev is not None:
                 self.prev.next = self
         if after is not None and not after.in_use and after.mapped == self.mapped:
             self.pool.take(after)
-            self.size, self.next = self.size + after.size, after.next
+            self.size = self.size + after.size
+            self.next = after.next
             if self.next is not None:
                 self.next.prev = self
 
@@ -114,12 +103,15 @@ class Block:
         if end <= address:
             return self
         block = Block(self.pool, self.stream, address, end - address, self.start)
-        block.grows, block.mapped, block.prev = True, False, self
+        block.grows = True
+        block.mapped = False
+        block.prev = self
         self.next = block
         self.pool.add(block)
         return block
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pool:
     """The blocks that requests of one kind may share, per stream.
 
@@ -134,13 +126,13 @@ class Pool:
 
     """
 
-    __slots__ = ("at", "free", "page", "private", "searched", "small", "unmapped")
-
-    def __init__(self, private: int, *, small: bool, page: int) -> None:
-        self.private, self.small, self.page, self.searched = private, small, page, 0
-        self.at: dict[int, Block] = {}
-        self.free: dict[int, list[tuple[int, int, Block]]] = {}
-        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+    private: int
+    small: bool
+    page: int
+    searched: int = 0
+    at: dict[int, Block] = field(default_factory=dict)
+    free: dict[int, list[tuple[int, int, Block]]] = field(default_factory=dict)
+    unmapped: dict[int, list[tuple[int, Block]]] = field(default_factory=dict)
 
     def add(self, block: Block) -> None:
         """Enter a block that is not in use."""
@@ -266,7 +258,8 @@ class Allocator:
         grows = block.grows or (self.expandable and not block.pool.private)
         if self.splits(block.pool, size, block.size - size, grows=grows):
             block.pool.add(block.split(size))
-        block.in_use, block.requested = True, requested
+        block.in_use = True
+        block.requested = requested
         self.allocated += block.size
         self.requested += requested
         self.held[name] = block
@@ -315,7 +308,7 @@ class Allocator:
         found = self._pools.get((private, small))
         if found is None:
             page = SMALL_SEGMENT if small else self.settings.large_segment_bytes
-            found = self._pools[private, small] = Pool(private, small=small, page=page)
+            found = self._pools[private, small] = Pool(private, small, page)
         return found
 
     # Blocks --------------------------------------------------------------------------------------
@@ -393,7 +386,9 @@ class Allocator:
                     if start < address < start + block.size:
                         low, end = self.ranges[at - 1]
                         self.ranges[at - 1] = (low, address)
-                        block.size, after, block.next = address - start, block.next, None
+                        block.size = address - start
+                        after = block.next
+                        block.next = None
                         if after is not None:  # a segment of its own, too
                             after.prev = None
                             self.ranges.insert(at, (after.address, end))
@@ -430,7 +425,8 @@ class Allocator:
         for block in places:
             if not block.mapped and block.prev is not None and not block.prev.in_use:
                 block = block.prev  # noqa: PLW2901 - what is free before it serves, too
-            room, each = 0, block
+            room = 0
+            each = block
             while room < size and not each.in_use:
                 room += each.size
                 if each.next is None:
@@ -441,7 +437,8 @@ class Allocator:
         space = max(ADDRESS_SPACE, size) // pool.page * pool.page + pool.page  # whole pages
         start, space = self._place(space, size, address)
         block = Block(pool, stream, start, space, start)
-        block.grows, block.mapped = True, False
+        block.grows = True
+        block.mapped = False
         pool.add(block)
         return block
 
@@ -470,7 +467,8 @@ class Allocator:
         pool = block.pool
         pool.take(block)
         if first > block.address:
-            before, block = block, block.split(first - block.address)
+            before = block
+            block = block.split(first - block.address)
             pool.add(before)
         if last < block.address + block.size:
             pool.add(block.split(last - block.address))

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
@@ -62,7 +63,7 @@ def workspaces(trace: Trace, rank: int, device: int) -> list[int]:
         "operator"
     )
     mine &= np.maximum(trace["rank"], 0) == rank
-    threads = len(np.unique(trace["tid"][mine]))
+    threads = len(unique(trace["tid"][mine]))
     described = description_of(trace, rank, device)
     vendor = str(trace.metadata.get("vendor"))
     capability = (described.get("compute_major", 0), described.get("compute_minor", 0))
@@ -105,9 +106,11 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     own = np.zeros(len(trace), bool)
     own[rows] = True
     rows = rows[enclosing(trace["parent"], own, trace["parent"][rows], inner=True) < 0]
-    found, seen = [], set()
+    found = []
+    seen = set()
     for row in rows.tolist():
-        name, layer = names[trace["name"][row]], _text(trace, "layer", row)
+        name = names[trace["name"][row]]
+        layer = _text(trace, "layer", row)
         arguments = arguments_of(trace, row)
         op = operator(name)
         for place in op.parameters:
@@ -163,7 +166,7 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 def add_from_the_step_before(held: Allocations, rank: int) -> None:
     """Add what the first recorded step holds from the one before it, as the second does from the first."""
     on = on_device(held, rank, HOST)
-    first, *others = np.unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
+    first, *others = unique(held["step"][on & (held["step"] >= 0)]).tolist() or [UNKNOWN]
     if not others or str(held.trace.metadata["steps"][first].get("name", "")).endswith("#0"):
         return
     rows = np.flatnonzero(on & (held["step"] == first) & (held["end_step"] == others[0]))
@@ -247,7 +250,8 @@ def let_states_shrink(
         kept = _kept_bytes(held, rank)
         if (here & states).any() or device < 0 or kept == 0 or not rest.any():
             continue
-        now, whole = held["bytes"][rest], int(held["bytes"][rest].sum())
+        now = held["bytes"][rest]
+        whole = int(held["bytes"][rest].sum())
         may = (
             now
             if kept is None
@@ -297,7 +301,7 @@ def _bytes(rows: Iterable[Row]) -> int:
 def add_held_before(held: Allocations, events: MemoryEvents) -> None:
     """Add rows for what each device held before the recording began, and say what is not known."""
     held.parameters = {
-        rank: of_rank(held.trace, "parameters", rank) for rank in np.unique(held["rank"]).tolist()
+        rank: of_rank(held.trace, "parameters", rank) for rank in unique(held["rank"]).tolist()
     }
     _own_gradients(held)
     for rank, device in held.devices():
@@ -323,10 +327,12 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
 
 
 def _described(held: Allocations, rank: int, device: int, *, first_step: bool) -> list[Row]:
-    trace, parameters = held.trace, held.parameters[rank]
+    trace = held.trace
+    parameters = held.parameters[rank]
     mine = [number for number, each in enumerate(parameters) if device_of(each) == device]
     found = [("parameter", size_of(parameters[number]), number) for number in mine]
-    buffers, replicas = of_rank(trace, "buffers", rank), of_rank(trace, "ddp", rank)
+    buffers = of_rank(trace, "buffers", rank)
+    replicas = of_rank(trace, "ddp", rank)
     found += [("buffer", each["bytes"], UNKNOWN) for each in buffers if device_of(each) == device]
     if mine:  # a bucket lies where the parameters do
         buckets = [bucket for ddp in replicas for bucket in ddp.get("buckets", [])]
@@ -405,7 +411,8 @@ def _split(held: Allocations, row: int, described: list[Row], *, first_step: boo
     """Tell what of the bytes that the totals hold all the time is what, as far as it fits."""
     left = int(held["bytes"][row])
     fits: list[Row] = []
-    rank, device = int(held["rank"][row]), int(held["device"][row])
+    rank = int(held["rank"][row])
+    device = int(held["device"][row])
     for kind in ("parameter", "buffer", "bucket", "optimizer_state", "gradient"):
         rows = [each for each in described if each[0] == kind]
         if _bytes(rows) <= left:
@@ -478,7 +485,7 @@ def _own_gradients(held: Allocations) -> None:
     """Tell whose gradient each one is, by layer and size; those of one step in the order of the metadata."""
     found = np.flatnonzero(is_kind(held, "gradient") & (held["begin"] > BEFORE))
     layers = held.texts("layer")
-    for rank in np.unique(held["rank"][found]).tolist():
+    for rank in unique(held["rank"][found]).tolist():
         owners: dict[tuple[str | None, int], list[int]] = {}
         for number, each in enumerate(held.parameters[rank]):
             device = device_of(each)

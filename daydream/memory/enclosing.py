@@ -10,27 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, last_before
+from daydream.arrays import distinct_rows, last_before, take
 from daydream.costs.workload.shapes import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
 
-def take(values: np.ndarray, rows: Any, default: Any = UNKNOWN) -> np.ndarray:
-    """Return the values of some rows, `default` for the row -1: shape of `rows`."""
-    found: np.ndarray = np.append(values, default)[rows]
-    return found
-
-
 def rows_that(trace: Trace, fits: Callable[[str], object], column: str = "name") -> np.ndarray:
     """Return which rows have a text that fits: bool, shape (rows of the trace,)."""
     hits = np.array([*(bool(fits(text)) for text in trace.text(column)), False])
-    return np.asarray(hits[trace[column]])
+    return hits[trace[column]]
 
 
 def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:
@@ -38,7 +31,8 @@ def enclosing_rows(trace: Trace, events: MemoryEvents) -> np.ndarray:
     host = trace.is_kind("operator", "annotation", "runtime")
     found = rows_before(trace, events, host)
     late = np.flatnonzero(found >= 0)
-    end, parent = trace["start_ns"] + trace["duration_ns"], np.asarray(trace["parent"], np.int64)
+    end = trace["start_ns"] + trace["duration_ns"]
+    parent = trace["parent"]
     time = events["time_ns"]
     while (late := late[end[found[late]] < time[late]]).size:  # done by then: its parent may not be
         found[late] = parent[found[late]]
@@ -70,7 +64,8 @@ def argument_bytes(trace: Trace, rows: np.ndarray) -> list[tuple[int, ...]]:
 
     One type is known of an operator: tensors of another are told with its width. Views count as whole.
     """
-    dtypes, texts = [*trace.text("dtype"), None], [*trace.text("shapes"), None]
+    dtypes = [*trace.text("dtype"), None]
+    texts = [*trace.text("shapes"), None]
     known: dict[tuple[int, int], tuple[int, ...]] = {}
     codes = zip(trace["shapes"][rows].tolist(), trace["dtype"][rows].tolist(), strict=True)
     return [
@@ -116,8 +111,9 @@ def moments(trace: Trace, events: MemoryEvents) -> Moments:
 
 
 def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
-    step = take(np.asarray(trace["step"], np.int64), row)
-    steps, bare = trace.metadata.get("steps", []), np.flatnonzero(step < 0)
+    step = take(trace["step"], row)
+    steps = trace.metadata.get("steps", [])
+    bare = np.flatnonzero(step < 0)
     rank = np.array([each.get("rank", 0) for each in steps], np.int64)
     start = np.array([each["start_ns"] for each in steps], np.int64)
     step[bare] = last_before(rank, start, events["rank"][bare], events["time_ns"][bare])
@@ -127,7 +123,8 @@ def _steps(trace: Trace, events: MemoryEvents, row: np.ndarray) -> np.ndarray:
 def _passes(events: MemoryEvents, phase: np.ndarray) -> np.ndarray:
     """Count the backward passes: each begins where backward work follows forward work of its rank."""
     found = np.zeros(len(events), np.int64)
-    forward, backward = (PHASES.index(name) for name in ("forward", "backward"))
+    forward = PHASES.index("forward")
+    backward = PHASES.index("backward")
     loss = PHASES.index("loss")
     for rank in np.unique(events["rank"]).tolist():
         own = np.flatnonzero(events["rank"] == rank)

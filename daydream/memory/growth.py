@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import combinations, distinct_rows, first_of, take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
@@ -41,7 +41,7 @@ from daydream.memory.allocations import (
     Allocations,
     rounded,
 )
-from daydream.memory.enclosing import has_tensors, rows_that, take
+from daydream.memory.enclosing import has_tensors, rows_that
 from daydream.memory.liveness import in_phase, nearest
 from daydream.trace.schema import UNKNOWN
 from daydream.trace.trace import Trace
@@ -89,7 +89,8 @@ def _by_shapes(
 ) -> np.ndarray:
     """Return the least, expected and largest sizes before rounding, NaN where shapes do not tell: (3, rows)."""
     sizes = _sizes_of(held.trace, old, round(old * factor), every=every)
-    calls, asked = sizes.calls, asking_operators(held, rows)
+    calls = sizes.calls
+    asked = asking_operators(held, rows)
     scores = sizes.resize.shared
     keys = np.stack([
         take(held.trace["name"], asked),
@@ -138,7 +139,8 @@ class _Sizes:
     """New sizes of memory by the call that asked for it, each kind of call read once."""
 
     def __init__(self, calls: Calls, resize: Resize) -> None:
-        self.calls, self.resize = calls, resize
+        self.calls = calls
+        self.resize = resize
         self.factor = resize.new / resize.old
         self.names, self.shapes = calls.trace.text("name"), calls.trace.text("shapes")
         self.dtypes = calls.trace.text("dtype")
@@ -203,11 +205,13 @@ def _fits(nbytes: int, recorded: int, on_gpu: int) -> bool:
 
 def _products(op: str, old: list[Argument], new: list[Argument]) -> Iterator[tuple[int, int]]:
     """Yield the size of what a product or a look-up makes, before and after."""
-    before, after = prod(result_size(op, old)), prod(result_size(op, new))
+    before = prod(result_size(op, old))
+    after = prod(result_size(op, new))
     if before:
         yield before, after
     if op == "embedding" and len(old) > 1:
-        weight, places = old[0], (old[1], new[1])
+        weight = old[0]
+        places = (old[1], new[1])
         if isinstance(weight, tuple) and weight:
             yield elements(places[0]) * weight[-1], elements(places[1]) * weight[-1]
 
@@ -276,16 +280,20 @@ def fuse(
     chain = np.repeat(np.arange(len(chains)), chains.sizes)[calls >= 0]
     calls = calls[calls >= 0]
     order = np.lexsort((trace["start_ns"][calls], chain))
-    calls, chain = calls[order], chain[order]
-    first, last = (np.full(len(chains), UNKNOWN) for _ in range(2))
-    first[chain[::-1]], last[chain] = calls[::-1], calls
+    calls = calls[order]
+    chain = chain[order]
+    first = take(calls, first_of(chain, len(chains)))
+    last = np.full(len(chains), UNKNOWN)
+    last[chain] = calls
     rows, is_first, is_last = (np.zeros(len(trace) + 1, bool) for _ in range(3))
     rows[calls] = is_first[first[first >= 0]] = is_last[last[last >= 0]] = True
     is_sum = np.append(rows_that(trace, SUM.search), False)
 
     call = nearest(held, rows[:-1], forward=True)
-    inside, backward = call >= 0, in_phase(held, "backward")
-    saved, temporary = held.where(kind="activation"), held.where(kind="temporary")
+    inside = call >= 0
+    backward = in_phase(held, "backward")
+    saved = held.where(kind="activation")
+    temporary = held.where(kind="temporary")
     stays = is_first[call] & (is_sum[call] & saved | first_stays)
     goes = inside & ~backward & ~is_last[call] & ~stays & (saved | temporary)
     # Behind the first call, or the second, stands what the gradient of the chain is handed on to.
@@ -308,13 +316,13 @@ def drop_scores(held: Allocations) -> None:
         NotApplicableError: shapes show no scores.
     """
     trace = held.trace
-    names, texts = trace.text("name"), trace.text("shapes")
+    names = trace.text("name")
+    texts = trace.text("shapes")
     asked = asking_operators(held, np.arange(len(held)))
-    keys = np.stack([take(trace[column], asked) for column in ("name", "shapes")])
-    distinct, of_key = np.unique(keys, axis=1, return_inverse=True)
+    of_key, distinct = combinations([take(trace[name], asked) for name in ("name", "shapes")])
     shapes = [
         (bare_name(names[name]), _results(names[name], texts[text]) if text >= 0 else [])
-        for name, text in distinct.T.tolist()
+        for name, text in distinct
     ]
     products = {shape for name, found in shapes if operator(name).is_batched for shape in found}
     sums = {(prod(shape), *shape[-2:]) for shape in products}
@@ -331,16 +339,14 @@ def drop_scores(held: Allocations) -> None:
     elements = np.array([
         max((prod(shape) for shape in found if (prod(shape), *shape[-2:]) in scores), default=0)
         for _, found in shapes
-    ], np.int64)[of_key.reshape(-1)]  # fmt: skip
+    ], np.int64)[of_key]  # fmt: skip
     widths = {prod(shape): shape[-1] for shape in of_softmax}
     width = np.array([widths.get(each, 1) for each in elements.tolist()])
     fits = np.zeros(len(held), bool)
     for size in (1, 2, 4):
         fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
     goes = fits & (elements > 0) & held.where(kind=("activation", "temporary"))
-    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[
-        of_key.reshape(-1)
-    ]
+    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[of_key]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
     kept = 4 * elements[saved] // width[saved]
     held.add(saved, bytes=kept, recorded_bytes=kept)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
 from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
@@ -33,10 +34,8 @@ from daydream.text import counted
 LARGEST = 1 << 48  # bytes of a request: more than any device has, by far
 LAST_ADDRESS = 1 << 64
 BLOCKS = frozenset({"alloc", "free", "free_requested", "free_completed"})
-GIVEN, RETURNED = (
-    frozenset({"segment_alloc", "segment_map"}),
-    frozenset({"segment_free", "segment_unmap"}),
-)
+GIVEN = frozenset({"segment_alloc", "segment_map"})
+RETURNED = frozenset({"segment_free", "segment_unmap"})
 WITHOUT_MEMORY = frozenset({"snapshot", "user_defined", "annotate"})
 
 
@@ -61,29 +60,28 @@ class Record(NamedTuple):
     frames: object = None
 
 
+@dataclass
 class Records:
     """Events as they are read.
 
     Attributes:
         kept: those that can be, in order.
         doubts: how many events could not be read, by what was wrong with them.
+        pools: the number of each private pool by its id.
 
     """
 
-    def __init__(self) -> None:
-        self.kept: list[Record] = []
-        self.doubts: Counter[str] = Counter()
-        self._pools: dict[tuple[object, object], int] = {(0, 0): 0}
+    kept: list[Record] = field(default_factory=list)
+    doubts: Counter[str] = field(default_factory=Counter)
+    pools: dict[tuple[object, object], int] = field(default_factory=lambda: {(0, 0): 0})
 
     def add(
         self, action: object, address: object, size: object, stream: object, more: Mapping[str, Any]
     ) -> None:
         """Keep an event, or count why it cannot be kept."""
-        if not isinstance(action, str):
-            self.doubts["action"] += 1
-        elif action in WITHOUT_MEMORY:
+        if isinstance(action, str) and action in WITHOUT_MEMORY:
             return
-        elif action not in BLOCKS | GIVEN | RETURNED | {"oom"}:
+        if not isinstance(action, str) or action not in BLOCKS | GIVEN | RETURNED | {"oom"}:
             self.doubts["action"] += 1
         elif not whole(size) or not whole(stream):
             self.doubts["fields"] += 1
@@ -102,7 +100,7 @@ class Records:
         """Return a number for the private pool that an id of two numbers names, 0 for none."""
         if not isinstance(pool, list | tuple) or len(pool) != 2 or not all(map(whole, pool)):
             return 0
-        return self._pools.setdefault((pool[0], pool[1]), len(self._pools))
+        return self.pools.setdefault((pool[0], pool[1]), len(self.pools))
 
 
 def whole(value: object) -> TypeGuard[int]:
@@ -111,20 +109,26 @@ def whole(value: object) -> TypeGuard[int]:
 
 
 @dataclass(slots=True)
-class Region:
-    """A segment, or a range of an expandable one that has memory."""
+class Place:
+    """Bytes of a device."""
 
     address: int
     size: int
-    stream: int
-    small: bool
-    expandable: bool = False
-    private: int = 0
 
     @property
     def end(self) -> int:
         """The first address behind it."""
         return self.address + self.size
+
+
+@dataclass(slots=True)
+class Region(Place):
+    """A segment, or a range of an expandable one that has memory."""
+
+    stream: int
+    small: bool
+    expandable: bool = False
+    private: int = 0
 
     def goes_on(self, after: Region) -> bool:
         """Tell whether another one is of the same expandable segment and begins where this ends."""
@@ -133,19 +137,12 @@ class Region:
 
 
 @dataclass(slots=True)
-class Held:
+class Held(Place):
     """A block in use; `frames` is the stack that allocated it, as it was recorded, or None."""
 
-    address: int
-    size: int
     requested: int
     pending: bool = False
     frames: object = None
-
-    @property
-    def end(self) -> int:
-        """The first address behind it."""
-        return self.address + self.size
 
 
 def _address(region: Region) -> int:
@@ -186,7 +183,8 @@ class Layout:
 
     def remove(self, address: int, size: int) -> Region | None:
         """Take out a region or, of an expandable segment, a part, and return what it was of; None if none."""
-        region, end = self.region_at(address), address + size
+        region = self.region_at(address)
+        end = address + size
         if region is None or end > region.end:
             return None
         if not region.expandable and (region.address, region.size) != (address, size):
@@ -201,7 +199,8 @@ class Layout:
     def near(self, address: int) -> tuple[Held | None, Held | None]:
         """Return the block in use that begins at an address or last before it, and the next one."""
         at = bisect_right(self._addresses, address)
-        before, after = self._addresses[:at][-1:], self._addresses[at : at + 1]
+        before = self._addresses[:at][-1:]
+        after = self._addresses[at : at + 1]
         return (self.held[before[0]] if before else None, self.held[after[0]] if after else None)
 
     def first_in(self, address: int, end: int) -> Held | None:
@@ -231,7 +230,8 @@ class Layout:
 
     def segments(self) -> list[Segment]:
         """Return it as segments; blocks in use are numbered in order of address."""
-        found, blocks = [], [self.held[address] for address in self._addresses]
+        found = []
+        blocks = [self.held[address] for address in self._addresses]
         for region in self.regions:
             parts: list[Part] = []
             address = region.address
@@ -274,7 +274,8 @@ def beginning(layout: Layout, records: list[Record], settings: Settings) -> tupl
         records: all events, in order; those of segments get the private pool that the end tells.
         settings: those of the recording, by which requests are rounded: the events tell no sizes of blocks.
     """
-    start, odd = Layout(layout.regions), 0
+    start = Layout(layout.regions)
+    odd = 0
     for at, record in reversed(list(enumerate(records))):
         if record.action in GIVEN:
             region = start.remove(record.address, record.size)
@@ -304,7 +305,8 @@ def _hold_first(
         if record.action == "free_requested" and last[address] is record and address in held:
             blocks.append(replace(held[address], pending=False))
         elif record.action != "alloc":
-            size, region = sizes.rounded(record.size), start.region_at(address)
+            size = sizes.rounded(record.size)
+            region = start.region_at(address)
             if region is not None and size >= most and not region.expandable:
                 size = max(size, region.size)
             blocks.append(Held(address, size, record.size, record.action == "free_completed"))
@@ -371,7 +373,8 @@ class Reading:
     """A recording while its events are read, first to last; `layout` is the state at its beginning."""
 
     def __init__(self, layout: Layout, records: Sequence[Record], settings: Settings) -> None:
-        self.start, self.settings = layout, settings
+        self.start = layout
+        self.settings = settings
         self.layout = Layout(layout.regions, layout.held)
         self.blocks = {
             address: name for name, address in enumerate(sorted(layout.held))
@@ -379,7 +382,10 @@ class Reading:
         self.pending = {address for address, block in layout.held.items() if block.pending}
         self.frames = [layout.held[address].frames for address in self.blocks]
         self.reserved = sum(region.size for region in layout.regions)
-        self.reserved_peak = self._reserved_peak(records)
+        changes = (
+            each.size * ((each.action in GIVEN) - (each.action in RETURNED)) for each in records
+        )
+        self.reserved_peak = max(accumulate(changes, initial=self.reserved))
         self.returned: list[Request] = []  # what has just been returned to the device
         self.fresh = ""  # what has just been got from it
         self.by_program = False  # whether the program asked for that
@@ -393,13 +399,6 @@ class Reading:
             else:
                 self.move(record)
         self.end_return(0)
-
-    def _reserved_peak(self, records: Sequence[Record]) -> int:
-        peak = reserved = self.reserved
-        for record in records:
-            reserved += record.size * ((record.action in GIVEN) - (record.action in RETURNED))
-            peak = max(peak, reserved)
-        return peak
 
     def history(self, device: int) -> History:
         """Return what was read, of a device."""
@@ -518,7 +517,7 @@ class Reading:
         The device was full only if what was reserved before, with what was needed, exceeds all that it is
         ever seen to give. Below that, `garbage_collection_threshold` returns memory.
         """
-        before = self.reserved + sum(each.size for each in self.returned)
+        before = sum(each.size for each in self.returned) + self.reserved
         full = before + needed > self.reserved_peak
         collects = self.settings.garbage_collection_threshold > 0
         pressed = needed > 0 and not self.by_program and (full or collects)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from daydream.arrays import first_of, places, run_starts, take, unique
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
@@ -28,12 +29,7 @@ from daydream.memory.allocations import (
     place_before,
     rounded,
 )
-from daydream.memory.enclosing import (
-    arguments_of,
-    has_tensors,
-    rows_that,
-    take,
-)
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -93,7 +89,7 @@ def in_phase(held: Allocations, phase: str, *, at: str = "begin") -> np.ndarray:
     Returns:
         bool, shape (rows,).
     """
-    return np.asarray(held["phase" if at == "begin" else "end_phase"] == PHASES.index(phase))
+    return held["phase" if at == "begin" else "end_phase"] == PHASES.index(phase)
 
 
 def nearest(held: Allocations, rows: np.ndarray, *, forward: bool = False) -> np.ndarray:
@@ -150,8 +146,8 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
         places, int64, shape (n,); the end of the part where no node tells the call.
     """
     trace = held.trace
-    start = np.append(np.asarray(trace["start_ns"], np.int64), 0)
-    end = start + np.append(np.asarray(trace["duration_ns"], np.int64), 0)
+    start = np.append(trace["start_ns"], 0)
+    end = start + np.append(trace["duration_ns"], 0)
     mine = np.flatnonzero((parts.of >= 0) & (held["begin_row"] >= 0))
     keys = (start[held["begin_row"][mine]], parts.of[mine])
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
@@ -167,13 +163,11 @@ def used_until(held: Allocations, rows: np.ndarray, parts: Parts) -> np.ndarray:
 
     call = forward_rows(trace, held["end_row"][rows])
     first = behind(call)
-    made, following = (calls_that_made(held, "", some) for some in (rows, np.maximum(first, 0)))
+    made = calls_that_made(held, "", rows)
+    following = calls_that_made(held, "", np.maximum(first, 0))
     own = (call >= 0) & (made >= 0) & (start[call] >= start[made]) & (end[call] <= end[made])
     first = np.where(own & (first >= 0), behind(following), first)
-    found: np.ndarray = place_before(
-        np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]])
-    )
-    return found
+    return place_before(np.where(first >= 0, held["begin"][first], parts.until[parts.of[rows]]))
 
 
 def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -189,8 +183,7 @@ def until_next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     calls = parts_of(held, in_phase(held, "forward"), held["step"], calls_that_made(held, ""))
     begins = np.sort(calls.first)
     at = np.searchsorted(begins, held["begin"][rows], side="right")
-    found: np.ndarray = place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
-    return found
+    return place_before(np.append(begins, [begins[-1:] + STEP] * 2)[at + 1])
 
 
 def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -208,16 +201,16 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     asked = held["begin_row"][order]
     node = np.where(asked >= 0, nodes_above(held.trace, np.maximum(asked, 0)), UNKNOWN)
     # What the engine does behind a node's own function, as sums over samples, is in the call around it.
-    above = take(np.asarray(held.trace["parent"], np.int64), node)
+    above = take(held.trace["parent"], node)
     node = np.where(take(nodes(held.trace), above, False), above, node)
     node = np.where(node >= 0, node, asked)
     rank = held["rank"][order]
-    changes = np.append((node[1:] != node[:-1]) | (rank[1:] != rank[:-1]), True)
+    changes = (run_starts(node[::-1]) | run_starts(rank[::-1]))[::-1]
     last = np.where(changes, np.arange(len(order)), len(order))
     last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
     begins = np.append(held["begin"][order], AFTER)
     behind = np.where(
-        np.append(rank[1:] == rank[:-1], False)[last], begins[last + 1], begins[last] + STEP
+        take(rank[1:] == rank[:-1], last, False), begins[last + 1], begins[last] + STEP
     )
     found = np.full(len(held), AFTER)
     found[order] = place_before(behind)
@@ -277,20 +270,17 @@ def read_behind(held: Allocations, rows: np.ndarray, calls: npt.ArrayLike) -> np
         trace["phase"], [code for code in passes if code >= 0]
     )
     readers = np.flatnonzero(trace.is_kind("operator") & told)
-    start = np.asarray(trace["start_ns"], np.int64)
-    rank = np.maximum(np.asarray(trace["rank"], np.int64), 0)
+    start = trace["start_ns"]
+    rank = np.maximum(trace["rank"], 0)
     readers = readers[np.lexsort((readers, start[readers], rank[readers]))]
-    known, of = np.unique(calls, return_inverse=True)
+    known, of = places(calls)
     nbytes = np.full(len(known), UNKNOWN, np.int64)
     for place, call in enumerate(known.tolist()):
         own = readers[rank[readers] == rank[call]] if call >= 0 else readers[:0]
         at = int(np.searchsorted(start[own], start[call] + int(trace["duration_ns"][call])))
         if at < len(own):
             nbytes[place] = _read_bytes(trace, int(own[at]))
-    fits: np.ndarray = (
-        rounded(nbytes[of.reshape(-1)], held["device"][rows]) == held["recorded_bytes"][rows]
-    )
-    return fits
+    return rounded(nbytes[of], held["device"][rows]) == held["recorded_bytes"][rows]
 
 
 def _read_bytes(trace: Trace, row: int) -> int:
@@ -344,7 +334,7 @@ class KeptCalls:
         own = self.freed_by[rows] >= 0
         ends = np.full(len(held), BEFORE)
         np.maximum.at(ends, rows[own], self.done[chosen][own])
-        found = np.unique(rows[own])
+        found = unique(rows[own])
         held["end"][found] = np.minimum(held["end"][found], ends[found])
 
     def keep(self, held: Allocations, rows: np.ndarray, which: np.ndarray | None = None) -> None:
@@ -377,11 +367,11 @@ class KeptCalls:
             held: the allocations.
             nbytes: int64, shape (calls,).
         """
-        like = np.full(len(self), UNKNOWN)
         mine = np.flatnonzero(self.calls.of >= 0)
-        like[self.calls.of[mine][::-1]] = mine[::-1]
+        like = take(mine, first_of(self.calls.of[mine], len(self)))
         have = self.node > BEFORE
-        begin, end = self.calls.first[have], self.node[have]
+        begin = self.calls.first[have]
+        end = self.node[have]
         held.add(
             like[have], bytes=np.asarray(nbytes)[have], begin=begin, end=end, kind="activation"
         )

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, run_starts, take, turns
 from daydream.costs.operators import Operator, operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
@@ -35,7 +35,7 @@ from daydream.memory.allocations import (
     parts_of,
     place_before,
 )
-from daydream.memory.enclosing import arguments_of, has_tensors, rows_that, take
+from daydream.memory.enclosing import arguments_of, has_tensors, rows_that
 from daydream.memory.liveness import (
     calls_that_made,
     first_elements,
@@ -53,7 +53,10 @@ COMPUTES = r"^aten::(addmm|mm|convolution_backward)$"  # that oneDNN adds up in 
 LAYER = regex(
     r"^aten::mkldnn_rnn_layer(_backward)?$"
 )  # torch's call of it; other recurrent layers have none
-PAGE, LINE, WIDE = 4096, 64, 4  # bytes: of a page, of a line of the cache, of a number in 32 bits
+# Bytes: of a page, of a line of the cache, of a number in 32 bits
+PAGE = 4096
+LINE = 64
+WIDE = 4
 
 
 def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
@@ -68,10 +71,12 @@ def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
     Returns:
         which these are, bool, shape (n,).
     """
-    trace, found = held.trace, np.zeros(len(layer), bool)
+    trace = held.trace
+    found = np.zeros(len(layer), bool)
     for row in np.flatnonzero((layer >= 0) & held.where(kind="activation")[: len(layer)]).tolist():
         arguments = arguments_of(trace, int(layer[row]))
-        nbytes, recorded = int(held["bytes"][row]), int(held["recorded_bytes"][row])
+        nbytes = int(held["bytes"][row])
+        recorded = int(held["recorded_bytes"][row])
         if recorded <= WIDE * max(map(elements, arguments), default=0):
             continue
         found[row] = True
@@ -117,22 +122,23 @@ def add_scratch(held: Allocations, rows: np.ndarray) -> None:
     mine = np.flatnonzero(computed)
     keys = [held[name][mine] for name in ("rank", "repeat", "begin_row")]
     mine = mine[np.lexsort((held["begin"][mine], *keys))]
-    same = np.all(
-        [held[name][mine][1:] == held[name][mine][:-1] for name in ("repeat", "begin_row")], axis=0
-    )
-    last = mine[np.append(~same, True)[: len(mine)]]  # of each call
+    backwards = mine[::-1]
+    last = run_starts(held["repeat"][backwards]) | run_starts(held["begin_row"][backwards])
+    last = mine[last[::-1]]  # of each call
     found = np.array(
         [_scratch_bytes(held.trace, row) for row in held["begin_row"][last].tolist()], np.int64
     )
     least, expected, most = found.reshape(-1, 3).T
-    nbytes, begin = held.among(least, expected, most), held["begin"][last]
+    nbytes = held.among(least, expected, most)
+    begin = held["begin"][last]
     held.add(
         last, bytes=nbytes, recorded_bytes=nbytes, begin=begin, end=begin + 1, kind="workspace"
     )
 
 
 def _scratch_bytes(trace: Trace, row: int) -> tuple[int, int, int]:
-    op, arguments = operator(trace.text("name")[int(trace["name"][row])]), arguments_of(trace, row)
+    op = operator(trace.text("name")[int(trace["name"][row])])
+    arguments = arguments_of(trace, row)
     if op.family == "convolution":
         gradient = WIDE * elements(arguments[2]) if len(arguments) > 2 else 0
         return 0, gradient, gradient + WIDE // 2 * sum(map(elements, arguments[:2]))
@@ -165,7 +171,8 @@ def lstm_workspace(arguments: Sequence[Argument], width: int) -> int:
     gates = steps * samples * _row(4 * hidden, width) * width
     results = steps * samples * _row(hidden, width) * width
     states = 2 * (steps + 1) * samples
-    state, gradient = states * _row(hidden, width) * width, states * _row(hidden, WIDE) * WIDE
+    state = states * _row(hidden, width) * width
+    gradient = states * _row(hidden, WIDE) * WIDE
     return sum(-(-part // PAGE) * PAGE for part in (gates, results, state, state, *[gradient] * 3))
 
 
@@ -212,7 +219,7 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
     last = forward_calls(held, at="end")[:size]
     # torch's written-out attention works in 32 bits whatever it is given (attention.cpp).
     in_math = nearest(held, types.math, forward=True)[:size] >= 0
-    into_math = np.append(types.in_math, False)[last] & (last >= 0) & ~in_math
+    into_math = take(types.in_math, last, False) & (last >= 0) & ~in_math
     into_math &= held.where(kind="activation")[:size] & is_float
     saved = (
         held.where(kind="activation")[:size]
@@ -279,7 +286,7 @@ def hold_8_bits(held: Allocations) -> None:
     )
 
 
-WRITTEN_OUT, DEEPEST = "aten::_scaled_dot_product_attention_math", 6
+WRITTEN_OUT = "aten::_scaled_dot_product_attention_math"
 FLOAT = "float32"
 OWN_ERROR_ON_GPU = 0.06  # nine of ten of 16 bits on the H200 (docs/accuracy.md): types are inferred
 
@@ -291,13 +298,9 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
     first: autograd runs the youngest nodes first (torch/csrc/autograd/engine.cpp).
     """
     behind = next_call(held, rows)
-    order = np.lexsort((-held["begin"][rows], behind))
-    first = (
-        np.append(True, behind[order][1:] != behind[order][:-1]) if len(rows) else np.zeros(0, bool)
-    )
-    begins = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    order = np.argsort(-held["begin"][rows], kind="stable")
     turn = np.empty(len(rows), np.int64)
-    turn[order] = np.arange(len(rows)) - begins
+    turn[order] = turns(behind[order])
     at = between(behind + STEP, turn + 1, len(rows) + 1)
     held.add(rows, bytes=held["recorded_bytes"][rows] // 2, end=at + 1, kind="temporary")
     held["begin"][rows] = at
@@ -309,7 +312,8 @@ def _cast_values(
     """Let what written-out attention reads go when that is done, and hold its values in 32 bits instead."""
     if not len(rows):
         return
-    used, ends = used_until(held, rows, forward), held["end"][rows].copy()
+    used = used_until(held, rows, forward)
+    ends = held["end"][rows].copy()
     calls = [arguments_of(held.trace, row) for row in types.outermost[last[rows]].tolist()]
     sizes = np.array([4 * elements((call + [()] * 3)[2]) for call in calls], np.int64)
     held["end"][rows] = used
@@ -355,17 +359,17 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     """
     outer = types.outermost[maker]
     product = (maker >= 0) & types.in_product[maker] & (held["begin"] > BEFORE)
-    keys = np.stack([held["repeat"], outer], axis=1)
     rows = np.flatnonzero(product)
-    found, group = np.unique(keys[rows], axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    each, group = distinct_rows([held["repeat"][rows], outer[rows]])
+    call = outer[rows[each]]
     backward = held["phase"][rows] == PHASES.index("backward")
     begin = held["begin"][rows]
     behind = next_call(held, rows)
-    first, done = np.full(len(found), AFTER), np.full(len(found), BEFORE)
+    first = np.full(len(call), AFTER)
+    done = np.full(len(call), BEFORE)
     np.minimum.at(first, group[~backward], begin[~backward])
     np.maximum.at(done, group[backward], behind[backward])
-    leader = np.full(len(found), UNKNOWN)
+    leader = np.full(len(call), UNKNOWN)
     order = np.argsort(-begin, kind="stable")
     order = order[~backward[order]]
     leader[group[order]] = rows[order]
@@ -373,12 +377,12 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     passes = parts_of(held, held.where(phase="forward"), held["step"])
     ends = np.where(passes.of >= 0, place_before(take(passes.until, passes.of, 0)), held["end"])
     ends = np.maximum(ends[leader[there]], done[there])
-    _hold(types, leader[there], found[there, 1], types.weight_elements, first[there], ends)
+    _hold(types, leader[there], call[there], types.weight_elements, first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
-    begins = there[take(types.is_first | types.reads_result, found[there, 1], False)]
+    begins = there[take(types.is_first | types.reads_result, call[there], False)]
     ends = np.maximum(done[begins], first[begins])
     read = partial(first_elements, held.trace)
-    _hold(types, leader[begins], found[begins, 1], read, first[begins], ends)
+    _hold(types, leader[begins], call[begins], read, first[begins], ends)
 
 
 def _hold(
@@ -430,10 +434,7 @@ class _Types:
         self.sum = among(lambda op: op.name in ("add", "sub"))
         self.factor = among(lambda op: op.name in ("mul", "div"))
         self.math = rows_that(trace, WRITTEN_OUT.__eq__)
-        self.in_math = self.math.copy()
-        inner = np.asarray(trace["parent"], np.int64)
-        for _ in range(DEEPEST):  # calls lie a few deep in it
-            self.in_math |= take(self.in_math, inner, False)
+        self.in_math = enclosing(trace["parent"], self.math, np.arange(size), inner=True) >= 0
         self.in_product = take(self.product, outermost, False) & (outermost >= 0)
         dtype = trace.text("dtype")
         codes = np.array([*(text == FLOAT for text in dtype), True])
@@ -472,7 +473,8 @@ class _Types:
             for row, types in zip(
                 mine, walk([self._work(row, loss) for row in mine], calls=True), strict=True
             ):
-                self.given[row], self.result[row] = types.given, types.runs
+                self.given[row] = types.given
+                self.result[row] = types.runs
                 self.reads_result[row] = kept and self.product[row]
                 if not self.view[row]:  # a product behind it reads what this operator made
                     kept = bool(self.wide[row] and self.keeps_result[row])

@@ -63,20 +63,24 @@ def restore(allocator: Allocator, segments: Iterable[Segment]) -> None:
     """Give segments to an allocator that has served no request yet; it holds what they say, by its ids."""
     before: Block | None = None
     for segment in sorted(segments, key=lambda each: each.address):
-        pool, address = allocator.pool(segment.private, small=segment.small), segment.address
+        pool = allocator.pool(segment.private, small=segment.small)
+        address = segment.address
         before = _continued(allocator, before, segment, pool)
         start = address if before is None else before.start
         allocator.reserved += segment.size
         for part in segment.blocks:
             block = Block(pool, segment.stream, address, part.size, start)
-            block.grows, block.prev = segment.expandable, before
+            block.grows = segment.expandable
+            block.prev = before
             if before is not None:
                 before.next = block
-            before, address = block, address + part.size
+            before = block
+            address = address + part.size
             if part.requested is None:
                 pool.add(block)
                 continue
-            block.in_use, block.requested = True, part.requested
+            block.in_use = True
+            block.requested = part.requested
             allocator.requested += part.requested
             if part.pending:
                 allocator.deferred[part.id] = block
@@ -192,8 +196,12 @@ def usage(
     """
     allocator = Allocator(settings, capacity_bytes)
     restore(allocator, start)
-    peak, requested, reserved = allocator.allocated, allocator.requested, allocator.reserved
-    at, reserved_then, failed = -1, reserved, None
+    peak = allocator.allocated
+    requested = allocator.requested
+    reserved = allocator.reserved
+    at = -1
+    reserved_then = reserved
+    failed = None
     held = allocator.held
     for index, request in enumerate(requests):
         if request.what != ALLOCATE:
@@ -214,14 +222,17 @@ def usage(
         requested = max(requested, allocator.requested)
         reserved = max(reserved, allocator.reserved)
         if allocator.allocated > peak:
-            peak, at, reserved_then = allocator.allocated, index, allocator.reserved
+            peak = allocator.allocated
+            at = index
+            reserved_then = allocator.reserved
     sizes = {name: block.size for name, block in held.items()}
     how = allocator.retries, failed, allocator.strays, sizes
     return Usage(peak, requested, reserved, at, reserved_then, *how)
 
 
 def _serve(allocator: Allocator, request: Request) -> None:
-    what, name = request.what, request.id
+    what = request.what
+    name = request.id
     if what == FREE:
         allocator.free(name)
     elif what == DEFER:

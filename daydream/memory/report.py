@@ -16,13 +16,14 @@ Other looks at a trace's memory: what operators touch, what layers need, what is
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from msgspec import UNSET, UnsetType, field
 
+from daydream.arrays import take
 from daydream.collect.load import load
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
@@ -39,7 +40,7 @@ from daydream.memory.allocations import (
     recorded_reserved,
 )
 from daydream.memory.before import device_bytes
-from daydream.memory.enclosing import argument_bytes, rows_that, take
+from daydream.memory.enclosing import argument_bytes, rows_that
 from daydream.memory.lifetimes import allocations
 from daydream.memory.reserved import contradictory, reserved_for
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
@@ -95,7 +96,8 @@ def memory_of(
     events: MemoryEvents = trace.memory  # type: ignore[assignment]  # `allocations` raises without
     on_gpu = bool((held["device"] >= 0).any())
     pairs = sorted(held.devices(), key=lambda pair: (pair[0], pair[1] < 0, pair[1]))
-    devices, notes = [], list(held.notes)
+    devices = []
+    notes = list(held.notes)
     if fake := made_up(trace):
         notes.append(f"{MADE_UP}{fake}: buffers of its communication library are not in it.")
     for rank, device in pairs:
@@ -243,12 +245,14 @@ def _said_of_reserved(device: str, recorded: int, replayed: int, events: np.ndar
 def _holders(held: Allocations, which: np.ndarray, layers: list[str]) -> tuple[Holder, ...]:
     """Return who holds some allocations, the most first: by kind, operator, layer (of all blocks), line."""
     rows = np.flatnonzero(which).tolist()
-    ops, lines = operators(held), held.texts("stack")
+    ops = operators(held)
+    lines = held.texts("stack")
     total: dict[tuple[str, str, str, str | None], list[int]] = {}
     advice: dict[tuple[str, str, str, str | None], str | None] = {}
     trained = bool((held["phase"] == PHASES.index("backward")).any())
     for row in rows:
-        kind, op = KINDS[held["kind"][row]], ops[row] or ""
+        kind = KINDS[held["kind"][row]]
+        op = ops[row] or ""
         key = (kind, INSTANCE.sub("*", layers[row]), op, lines[row])
         both = total.setdefault(key, [0, 0])
         both[0] += int(held["bytes"][row])
@@ -350,13 +354,12 @@ def operator_footprints(held: Allocations) -> list[OperatorFootprint]:
     """Return the footprint of each operator, the largest first."""
     trace = held.trace
     rows, total, asked = _footprints(held)
-    names, layers = trace.text("name"), [*trace.text("layer"), None]
+    names = trace.text("name")
+    layers = [*trace.text("layer"), None]
     largest: dict[int, int] = {}  # name -> the row of its largest call
-    calls: dict[int, int] = {}
+    calls = Counter(trace["name"][rows].tolist())
     for row, code in zip(rows.tolist(), trace["name"][rows].tolist(), strict=True):
-        calls[code] = calls.get(code, 0) + 1
-        if code not in largest or total[row] > total[largest[code]]:
-            largest[code] = row
+        largest[code] = max(largest.get(code, row), row, key=total.__getitem__)
     found = [
         OperatorFootprint(
             names[code],
@@ -381,28 +384,21 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
         if code >= 0:
             working[layers[code]] = max(working.get(layers[code], 0), int(total[row]))
     own = held.texts("layer")
-    sums: dict[str, dict[str, dict[int, int]]] = {}
-    for number in np.flatnonzero(
-        (held["phase"] == PHASES.index("forward")) | (held["kind"] == KINDS.index("parameter"))
-    ).tolist():
-        layer, kind = own[number], KINDS[held["kind"][number]]
-        if layer is None:
-            continue
-        by_step = sums.setdefault(layer, {}).setdefault(kind, {})
-        step = int(held["step"][number])
-        by_step[step] = by_step.get(step, 0) + int(held["bytes"][number])
-    found = []
-    for layer in {*working, *sums}:
-        kinds = {kind: max(steps.values()) for kind, steps in sums.get(layer, {}).items()}
-        found.append(
-            LayerNeed(
-                layer,
-                working.get(layer, 0),
-                kinds.get("parameter", 0),
-                kinds.get("activation", 0),
-                kinds.get("temporary", 0),
-            )
-        )
+    sums = Counter[tuple[str, str, int]]()
+    made = held.where(phase="forward") | held.where(kind="parameter")
+    for number in np.flatnonzero(made).tolist():
+        if (layer := own[number]) is not None:
+            kind = KINDS[held["kind"][number]]
+            step = int(held["step"][number])
+            sums[layer, kind, step] += int(held["bytes"][number])
+    most = Counter[tuple[str, str]]()  # of any step
+    for (layer, kind, _), nbytes in sums.items():
+        most[layer, kind] = max(most[layer, kind], nbytes)
+    kinds = ("parameter", "activation", "temporary")
+    found = [
+        LayerNeed(layer, working.get(layer, 0), *(most[layer, kind] for kind in kinds))
+        for layer in {*working, *(layer for layer, _ in most)}
+    ]
     return sorted(found, key=lambda each: (-each.working_set_bytes, -each.kept_bytes, each.name))
 
 
@@ -422,9 +418,7 @@ def _footprints(held: Allocations) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     inside = row >= 0
     np.add.at(asked, row[inside], held["bytes"][begun[inside]])
     total = asked.copy()
-    total[rows] += np.array(
-        [sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64
-    ).reshape(-1)
+    total[rows] += np.array([sum(sizes) for sizes in argument_bytes(trace, rows)], np.int64)
     return rows, total, asked
 
 
@@ -474,7 +468,8 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
     time = events["time_ns"]
     peak = int(time[place // EVENT])
     begin, end = (time[held[at][rows] // EVENT] for at in ("begin", "end"))
-    asked, layers = operators(held), held.texts("layer")
+    asked = operators(held)
+    layers = held.texts("layer")
     groups: dict[tuple[str, str, int], list[tuple[int, bool]]] = defaultdict(list)
     for row, first, last in zip(rows.tolist(), begin.tolist(), end.tolist(), strict=True):
         nbytes = int(held["bytes"][row])
@@ -485,7 +480,8 @@ def idle(held: Allocations, events: MemoryEvents, rank: int, device: int) -> lis
             groups[name, KINDS[held["kind"][row]], nbytes].append(wait)
     found = []
     for (name, kind, nbytes), waits in groups.items():
-        shortest, never = min(wait for wait, _ in waits), sum(last for _, last in waits)
+        shortest = min(wait for wait, _ in waits)
+        never = sum(last for _, last in waits)
         found.append(
             Idle(
                 name, kind, nbytes * len(waits), len(waits), shortest, never, 2 * nbytes / shortest
@@ -502,7 +498,7 @@ def _users(held: Allocations, rank: int, device: int) -> dict[int, tuple[np.ndar
     for row, sizes in zip(rows.tolist(), argument_bytes(trace, rows), strict=True):
         for nbytes in set(sizes):
             by_size[nbytes if device < 0 else -(-nbytes // GRANULE) * GRANULE].append(row)
-    start = np.asarray(trace["start_ns"], np.int64)
+    start = trace["start_ns"]
     end = start + trace["duration_ns"]
     found = {}
     for nbytes, mine in by_size.items():
@@ -563,8 +559,7 @@ class MemoryView(Record):
     @property
     def rows(self) -> Sequence[OperatorFootprint | LayerNeed | Idle]:
         """The list that was asked for."""
-        rows: Sequence[OperatorFootprint | LayerNeed | Idle] = getattr(self, self.by)
-        return rows
+        return getattr(self, self.by)
 
 
 def view_of(trace: Trace, by: str) -> MemoryView:
@@ -618,7 +613,8 @@ def held_over_time(trace: Trace) -> list[HeldOverTime]:
     """
     if trace.memory is None:
         return []
-    held, time = allocations(trace), trace.memory["time_ns"]
+    held = allocations(trace)
+    time = trace.memory["time_ns"]
     found = []
     for rank, device in held.devices():
         places, totals = held.held(rank, device)

@@ -143,7 +143,8 @@ def _freed_address(held: Allocations, row: int) -> int:
 
 def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
     """Return a segment with the ids of what lies in it; free blocks that touch are one."""
-    address, parts = int(told["address"]), []
+    address = int(told["address"])
+    parts = []
     for size, asked in told["blocks"]:
         parts.append(Part(size, asked, ids[address]) if address in ids else Part(size))
         address += size
@@ -202,10 +203,13 @@ def requests_of(
     sizes = held["bytes"].copy()
     if inside:
         sizes[list(inside)] -= list(inside.values())
-    asked, ended = rows[sizes[rows] > 0], rows[held["end"][rows] < AFTER]
+    asked = rows[sizes[rows] > 0]
+    ended = rows[held["end"][rows] < AFTER]
     places = np.concatenate([held["begin"][asked], held["end"][ended]])
     frees = np.arange(len(places)) >= len(asked)
     order = np.lexsort((frees, places))  # at one place what begins comes before what ends
-    which, free = np.concatenate([asked, ended])[order], frees[order]
-    whats, amounts = np.where(free, FREE, ALLOCATE), np.where(free, 0, sizes[which])
+    which = np.concatenate([asked, ended])[order]
+    free = frees[order]
+    whats = np.where(free, FREE, ALLOCATE)
+    amounts = np.where(free, 0, sizes[which])
     return list(map(Request, whats.tolist(), which.tolist(), amounts.tolist()))

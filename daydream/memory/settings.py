@@ -83,7 +83,8 @@ def settings_of(text: str) -> Settings:
         if field:
             settings = replace(settings, **{field: found})
     for name in ("max_non_split_rounding_mb", "max_split_size_mb"):
-        given, least = getattr(settings, READERS[name][0]), settings.large_segment_bytes
+        given = getattr(settings, READERS[name][0])
+        least = settings.large_segment_bytes
         if given is not None and given < least:
             raise DaydreamError(
                 f"the allocator setting {name} is wrong: at least {least // MIB}, the size of a large "

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from daydream.arrays import take
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
@@ -21,7 +22,6 @@ from daydream.memory.allocations import (
     parts_of,
 )
 from daydream.memory.before import let_states_shrink
-from daydream.memory.enclosing import take
 from daydream.memory.liveness import block_of_rows, codes_of_rows, forward_calls, in_phase
 from daydream.trace.schema import PHASES
 
@@ -188,8 +188,7 @@ One = TypeVar("One")
 
 def _at(place: int, what: int) -> int:
     """Return where that is done between the last event and the one at a place."""
-    found: int = between(place, what, NEXT + 1)
-    return found
+    return between(place, what, NEXT + 1)
 
 
 def shard(
@@ -321,10 +320,8 @@ class _Program:
             range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT)
         )
         for place, following in _with_next(order):
-            unit, until = (
-                replace(trained[place], like=int(trained[place].gradients[0])),
-                done[place],
-            )
+            unit = replace(trained[place], like=int(trained[place].gradients[0]))
+            until = done[place]
             total = int(held["bytes"][unit.gradients].sum())
             end = until if following is None else _at(done[following], OTHER_FLAT_GRADIENTS_GO)
             self.make(unit, total, _at(until, FLAT_GRADIENTS), end)
@@ -354,7 +351,7 @@ def _of_loss(held: Allocations) -> np.ndarray:
     """Return what the loss asks for, and in the backward pass its own gradient: bool, shape (rows,)."""
     call = forward_calls(held)
     loss = held.trace.code("phase", "loss")
-    return np.asarray((call >= 0) & (take(held.trace["phase"], call) == loss))
+    return (call >= 0) & (take(held.trace["phase"], call) == loss)
 
 
 def _span(parts: Parts, key: Key) -> tuple[int, int]:

@@ -141,7 +141,8 @@ def _of_lines(header: Mapping[str, Any], data: bytes, path: str | os.PathLike[st
     found = _history(layout, records, settings, 0, at_start=at_start)
     truth = header.get("truth")
     if isinstance(truth, dict):  # what PyTorch counted itself
-        allocated, reserved = truth.get("peak_allocated"), truth.get("peak_reserved")
+        allocated = truth.get("peak_allocated")
+        reserved = truth.get("peak_reserved")
         found.counted_bytes = allocated if whole(allocated) else None
         found.recorded_reserved_bytes = (
             reserved if whole(reserved) else found.recorded_reserved_bytes
@@ -157,7 +158,8 @@ def _of_document(document: Any, path: str | os.PathLike[str]) -> list[History]:
         document = {"segments": document}  # of torch.cuda.memory_snapshot()
     if not isinstance(document, dict) or not {"segments", "device_traces"} & document.keys():
         raise TraceError(f"{path} is not a memory snapshot. {NEEDED}")
-    segments, traces = document.get("segments", []), document.get("device_traces", [])
+    segments = document.get("segments", [])
+    traces = document.get("device_traces", [])
     lists = isinstance(traces, list | tuple) and all(
         isinstance(each, list | tuple) for each in traces
     )
@@ -233,11 +235,9 @@ def _layout(segments: Any, records: Records, path: str | os.PathLike[str]) -> La
         where = f"{path}: segment {place}"
         if not isinstance(segment, dict):
             raise TraceError(f"{where} is not an object with an address and blocks")
-        address, size, stream = (
-            segment.get("address"),
-            segment.get("total_size"),
-            segment.get("stream", 0),
-        )
+        address = segment.get("address")
+        size = segment.get("total_size")
+        stream = segment.get("stream", 0)
         if not (
             whole(address) and whole(size) and whole(stream) and 0 < size < LARGEST <= LAST_ADDRESS
         ):
@@ -276,12 +276,18 @@ def _blocks(blocks: Any, where: str) -> Iterator[tuple[int, int | None, bool, ob
         raise TraceError(f"{where} has no list of blocks")
     for block in blocks:
         if isinstance(block, dict):
-            size, state, frames = block.get("size"), block.get("state"), block.get("frames")
+            size = block.get("size")
+            state = block.get("state")
+            frames = block.get("frames")
             asked = block.get("requested_size", size)
-            free, pending = state == "inactive", state not in STATES
+            free = state == "inactive"
+            pending = state not in STATES
         elif isinstance(block, list | tuple) and len(block) >= 2:
-            size, asked, frames = block[0], block[1], None
-            free, pending = asked is None, len(block) > 2 and block[2] not in STATES
+            size = block[0]
+            asked = block[1]
+            frames = None
+            free = asked is None
+            pending = len(block) > 2 and block[2] not in STATES
         else:
             raise TraceError(f"{where} has a block that is neither an object nor a pair of sizes")
         if not whole(size) or not 0 < size < LARGEST:
@@ -306,7 +312,8 @@ def _settings(given: Any, layout: Layout) -> Settings:
         DaydreamError
     ):  # of another version, perhaps; what matters stands in the fields below, too
         settings = Settings()
-    split, threshold = given.get("max_split_size"), given.get("garbage_collection_threshold")
+    split = given.get("max_split_size")
+    threshold = given.get("garbage_collection_threshold")
     divisions = given.get("roundup_power2_divisions")
     steps = list(divisions.values()) if isinstance(divisions, dict) else []
     legal = len(steps) == INTERVALS and all(whole(each) and 0 <= each < LARGEST for each in steps)

@@ -47,7 +47,8 @@ def snapshot_memory(
 
     """
     histories = read_snapshot(path, max_unpacked=max_unpacked)
-    devices, notes = [], []
+    devices = []
+    notes = []
     for each in histories:
         found, said = _device(each, settings or each.settings, capacity_bytes)
         devices.append(found)
@@ -71,7 +72,8 @@ def _device(
     ):
         # What was held at the start would have been laid out otherwise, too.
         placed = _requests_of(start)
-        requests, start = [*placed, *by_rule(requests)], ()
+        requests = [*placed, *by_rule(requests)]
+        start = ()
         if placed:
             blocks = counted(sum(each.what == ALLOCATE for each in placed), "block")
             notes.append(f"{blocks} from before the recording placed anew, in order of address")
@@ -162,7 +164,8 @@ def _requests_of(start: Sequence[Segment]) -> list[Request]:
                 found.append(
                     Request(ALLOCATE, part.id, part.requested, segment.stream, segment.private)
                 )
-                found += [Request(DEFER, part.id)] if part.pending else []
+                if part.pending:
+                    found.append(Request(DEFER, part.id))
     return found
 
 

@@ -46,19 +46,18 @@ if TYPE_CHECKING:
         ACCUMULATE,
         BUCKET_MB,
         MIB,
+        CompiledPart,
         Gradients,
+        autograd_node_count,
+        compiled_parts,
         compute_lane,
         first_parameter_uses,
         gradients_of,
+        joint_update,
+        scale_autograd_walks,
+        trained_parameters,
     )
     from daydream.model.graph_breaks import breaks_of, remove_breaks
-    from daydream.model.half_times import (
-        DOUBT_OF_CONVOLUTIONS,
-        LAYOUT_CHANGE,
-        changes_layout,
-        doubt_of_products,
-        in_16_bits,
-    )
     from daydream.model.loading import (
         LoaderWaits,
         loads_by_processes,
@@ -74,20 +73,17 @@ if TYPE_CHECKING:
         update_calls,
         update_of,
     )
-    from daydream.model.parameters import (
-        CompiledPart,
-        autograd_node_count,
-        compiled_parts,
-        joint_update,
-        scale_autograd_walks,
-        trained_parameters,
-    )
     from daydream.model.precision import (
+        DOUBT_OF_CONVOLUTIONS,
+        LAYOUT_CHANGE,
         SCALER_CALL_NS,
         SCALER_TENSOR_NS,
         border_kernel_ns,
         cast_ns,
+        changes_layout,
         dispatch_ns,
+        doubt_of_products,
+        in_16_bits,
         main_dtype,
         operand_elements,
         streaming_ns,

@@ -31,7 +31,8 @@ SOFTMAX = r"(?i)soft_?max"
 # A loss, or a softmax that keeps its logarithm, is not within attention.
 OTHER_SOFTMAX = r"(?i)log_?soft_?max|nll_loss|cross_entropy"
 BACKWARD = r"(?i)backward"
-EXPONENTIAL, LARGEST = r"exp_kernel|aten::exp\b", r"MaxOps|aten::a?max\b"
+EXPONENTIAL = r"exp_kernel|aten::exp\b"
+LARGEST = r"MaxOps|aten::a?max\b"
 BETWEEN = ("element-wise", "softmax", "copy", "reduction")
 BETWEEN_KERNEL = (
     r"(?i)elementwise|soft_?max|dropout|reduce_kernel|masked|copy|triu_tril"  # or makes a mask
@@ -86,7 +87,8 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
         ["P", "-", "b", "s", "e", "m"],
         "f",
     )
-    forward, backward = (matched(device, letters, pattern) for pattern in (FORWARD, GRADIENT))
+    forward = matched(device, letters, FORWARD)
+    backward = matched(device, letters, GRADIENT)
     products = device.of(device.ids[product], "products")
     return _plausible(forward, products, backward=False), _plausible(
         backward, products, backward=True

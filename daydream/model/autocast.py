@@ -21,13 +21,16 @@ from daydream.costs.operators import Operator, operators_that
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 
-ADD, ADD_KERNEL = r"aten::add_?$", r"CUDAFunctor_add|AddFunctor|add_kernel"
+ADD = r"aten::add_?$"
+ADD_KERNEL = r"CUDAFunctor_add|AddFunctor|add_kernel"
 # Within `cross_entropy` the logarithm of softmax is asked for in the type of its input
 # (ATen/native/LossNLL.cpp), and only the loss is computed in 32 bits: so in `t4_mlp_amp`, a development pair.
-LOG, LOG_KERNEL = r"log_softmax", r"(?i)log_?softmax|softmax_warp_\w+<[^>]*\b\d+, (true|\(bool\)1),"
+LOG = r"log_softmax"
+LOG_KERNEL = r"(?i)log_?softmax|softmax_warp_\w+<[^>]*\b\d+, (true|\(bool\)1),"
 LOSS = r"(?i)nll_loss"
 COMPILED = r"triton_"  # Inductor writes casts into the kernels around them
-SUM, SUM_KERNEL = r"aten::sum$", r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
+SUM = r"aten::sum$"
+SUM_KERNEL = r"reduce_kernel.*(sum_functor|SumOps|sum_kernel)"
 
 
 def _stays_wide(op: Operator) -> bool:
@@ -70,7 +73,10 @@ def walk(works: Sequence[Work], *, calls: bool = False) -> list[Types]:
     Of kernels some add what belongs to an operator.
     """
     wants = [work.wants for work in works]
-    residual, ahead, left, stream = [], 32, 32, 0
+    residual = []
+    ahead = 32
+    left = 32
+    stream = 0
     for work, want, behind in zip(works, wants, _behind(wants), strict=True):
         beside_wide = behind == 32 or (ahead if work.backward else stream) == 32
         residual.append(not want and (work.widens or (work.adds and beside_wide)))
@@ -81,7 +87,8 @@ def walk(works: Sequence[Work], *, calls: bool = False) -> list[Types]:
     # A sum of the backward pass, the gradient of a bias, takes what it is given.
     sums = [work.sums and work.backward and work.wants != 32 for work in works]
     behind_it = _behind([0 if sums_up else want for want, sums_up in zip(wants, sums, strict=True)])
-    given, found = 32, []
+    given = 32
+    found = []
     for at, work in enumerate(works):
         mirrored = work.backward and not sums[at]
         want = wants[at] or (behind_it[at] if mirrored else 0)
@@ -149,7 +156,8 @@ def flow(graph: Graph, kernels: Selection) -> Flow:
     )  # in program order within
     found: dict[str, list[int]] = {"narrow": [], "to 16": [], "to 32": []}
     for _, of_lane in groupby(rows, lambda row: row[0]):
-        lane, before = [*of_lane], False
+        lane = [*of_lane]
+        before = False
         for (_, task, fused, work), types in zip(
             lane, walk([row[-1] for row in lane]), strict=True
         ):
@@ -167,7 +175,8 @@ def flow(graph: Graph, kernels: Selection) -> Flow:
 
 def _behind(values: list[int]) -> list[int]:
     """Return for each place the next value behind it that is not 0, 0 where none is."""
-    found, value = [], 0
+    found = []
+    value = 0
     for each in reversed(values):
         found.append(value)
         value = each or value

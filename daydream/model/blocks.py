@@ -167,7 +167,8 @@ def _in_turn(run: list[str], kinds: list[int]) -> list[str]:
     Of several ways the shortest blocks count, and of these the first; no blocks where nothing comes again
     right behind itself.
     """
-    best, chosen = 0, (0, 1, 0)
+    best = 0
+    chosen = (0, 1, 0)
     for length in range(1, len(kinds) // 2 + 1):
         again = 0
         for place in range(length, len(kinds)):
@@ -198,9 +199,10 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
     names: list[str | None]
     if graph.recorded.is_kind("operator").any():
         trace = graph.recorded
-        texts, names = trace.text("layer"), [*trace.text("name")]
+        texts = trace.text("layer")
+        names = [*trace.text("name")]
         operator = trace.is_kind("operator")
-        parent = np.asarray(trace["parent"], np.int64)
+        parent = trace["parent"]
         phases = np.array(
             [text in (None, "forward", "loss") for text in [*trace.text("phase"), None]]
         )
@@ -208,7 +210,8 @@ def _operators(graph: Graph) -> dict[str, set[str]]:
         rows = np.flatnonzero(outer & (trace["layer"] >= 0))
         pairs = np.stack([trace["layer"][rows], trace["name"][rows]])
     else:
-        texts, names = graph.texts["layer"], [*graph.texts["op"]]
+        texts = graph.texts["layer"]
+        names = [*graph.texts["op"]]
         ids = graph.ids[graph.phase[graph.ids] == phase_code("forward")]
         ids = ids[(graph.layer[ids] >= 0) & (graph.op[ids] >= 0)]
         pairs = np.stack([graph.layer[ids], graph.op[ids]])

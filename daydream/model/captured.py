@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import run_starts, take, unique
 from daydream.costs.kernel_names import names_fit
-from daydream.graph.calls import call_rows
+from daydream.graph.calls import MAY_SYNC, call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.rules.synchronization import MAY_SYNC
 from daydream.graph.rules.thresholds import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.select import among
 from daydream.graph.selection import Selection
@@ -45,14 +45,16 @@ def capture_parts(graph: Graph, captured: Selection, by: Selection) -> Groups:
     Returns:
         `Groups`, the work of a graph each.
     """
-    lanes, kinds, launch = (graph.columns[name] for name in ("lane", "kind", "launch"))
+    lanes = graph.columns["lane"]
+    kinds = graph.columns["kind"]
+    launch = graph.columns["launch"]
     program = _programs(graph, captured)
     made_by = np.where(kinds == CPU, lanes, np.where(launch >= 0, lanes[launch], -1))
-    number, count, by = np.full(len(captured), -1), 0, by | captures(graph)
-    for each in np.unique(program[program >= 0]).tolist():
-        mine, theirs = (
-            np.append(program, -1)[made_by[chosen.ids]] == each for chosen in (captured, by)
-        )
+    number = np.full(len(captured), -1)
+    count = 0
+    by = by | captures(graph)
+    for each in unique(program[program >= 0]).tolist():
+        mine, theirs = (take(program, made_by[chosen.ids]) == each for chosen in (captured, by))
         held = captured.of(captured.ids[mine], captured.words)
         groups = held.stretches(by.of(by.ids[theirs], "") | _from_outside(held))
         of_task = np.full(graph.size, -1)
@@ -71,7 +73,7 @@ def _from_outside(held: Selection) -> Selection:
     """Return other work on the streams of some work, and the calls that let these wait for other streams."""
     graph = held.graph
     lane = graph.lane
-    used = np.unique(lane[held.ids])
+    used = unique(lane[held.ids])
     device = graph.ids[graph.kind[graph.ids] != CPU]
     between = device[np.isin(lane[device], used) & ~np.isin(device, held.ids)]
     outside = np.isin(graph.waits["target"], used) & ~np.isin(graph.waits["source"], used)
@@ -82,17 +84,19 @@ def _from_outside(held: Selection) -> Selection:
 def _programs(graph: Graph, captured: Selection) -> np.ndarray:
     """Return, by lane, the program of each thread that launches some of this work: a lane, -1 for none."""
     calls = captured.launches().ids
-    lane, step, phase = graph.lane[calls], graph.step[calls], graph.phase[calls]
+    lane = graph.lane[calls]
+    step = graph.step[calls]
+    phase = graph.phase[calls]
     ranks = np.array([each.rank for each in graph.lanes], np.int64)
     program = np.full(len(graph.lanes), -1)
-    for rank in np.unique(ranks[lane]).tolist():
+    for rank in unique(ranks[lane]).tolist():
         threads, many = np.unique(lane[ranks[lane] == rank], return_counts=True)
         main = int(threads[np.argmax(many)])
         for thread in threads.tolist():
             both = (lane == main) | (lane == thread)
-            turns = np.flatnonzero((np.diff(lane[both]) != 0) | (np.diff(step[both]) != 0))
-            runs = int((lane[both][np.append(turns, -1)] == thread).sum())
-            steps = len(np.unique(step[lane == thread]))
+            begun = run_starts(lane[both]) | run_starts(step[both])
+            runs = int((lane[both][begun] == thread).sum())
+            steps = len(unique(step[lane == thread]))
             backward = bool((phase[lane == thread] == PHASES.index("backward")).all())
             program[thread] = main if thread == main or backward or runs <= steps else thread
     return program
@@ -111,9 +115,10 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
     part = np.repeat(np.arange(len(parts)), parts.sizes)
     found[calls] = part
     cpu = graph.ids[graph.kind[graph.ids] == CPU]
-    for lane in np.unique(lanes[calls]).tolist():
+    for lane in unique(lanes[calls]).tolist():
         here = lanes[calls] == lane
-        first, last = np.full(len(parts), 2**62), np.full(len(parts), -(2**62))
+        first = np.full(len(parts), 2**62)
+        last = np.full(len(parts), -(2**62))
         np.minimum.at(first, part[here], order[calls[here]])
         np.maximum.at(last, part[here], order[calls[here]])
         of_part = np.flatnonzero(last >= first)

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from daydream.arrays import distinct_rows, run_starts
+from daydream.arrays import distinct_rows, places, run_starts, take, unique
 from daydream.costs.device.call_scaling import memory_bandwidth, works
 from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
@@ -106,7 +106,8 @@ def matched(
     )
     place = lane * (int(step.max(initial=0)) + 2) + step
     order = np.argsort(place, kind="stable")
-    tasks, letters = tasks.of(tasks.ids[order], tasks.words, ordered=True), letters[order]
+    tasks = tasks.of(tasks.ids[order], tasks.words, ordered=True)
+    letters = letters[order]
     seen = np.flatnonzero(letters != "")
     moved = run_starts(place[order][seen])
     starts = np.ones(len(seen), bool)
@@ -144,13 +145,15 @@ def backward_chains(chains: Groups) -> Groups:
     """
     graph = chains.tasks.graph
     trace = graph.recorded
-    rank, sequence = np.asarray(trace["rank"], np.int64), np.asarray(trace["sequence"], np.int64)
-    parent = np.asarray(trace["parent"], np.int64)
+    rank = trace["rank"]
+    sequence = trace["sequence"]
+    parent = trace["parent"]
     is_node = nodes(trace)
     work = chains.by_group
     number = np.repeat(np.arange(len(chains)), chains.sizes)
-    up = graph.row[work.ids].astype(np.int64)
-    found_rows, found_places = [], []
+    up = graph.row[work.ids]
+    found_rows = []
+    found_places = []
     while (
         climbing := (up >= 0) & ~is_node[up]
     ).any():  # a node around it is not its own: it recomputes
@@ -198,11 +201,12 @@ def _has_own_node(graph: Graph, rows: np.ndarray, chain: np.ndarray, ns: np.ndar
     whole = of_rows(trace, "name", lambda text: "::" not in text)[rows]
     if not whole.any():
         return ~whole
-    parent, total = np.asarray(trace["parent"], np.int64), np.zeros(len(trace))
+    parent = trace["parent"]
+    total = np.zeros(len(trace))
     tasks = work_tasks(graph).where(
         lambda each: each.kind != "collective"
     )  # what it waits for is no work
-    up = graph.row[tasks.ids].astype(np.int64)
+    up = graph.row[tasks.ids]
     while (there := up >= 0).any():
         np.add.at(total, up[there], tasks.duration_ns[there])
         up = np.where(there, parent[up], -1)
@@ -228,9 +232,9 @@ def one_pass_ns(graph: Graph, chains: Groups, tensors: int) -> np.ndarray:
     starts = np.append(0, np.cumsum(chains.sizes))[:-1]
     longest = _longest_call(chains) if on_cpu else np.maximum.reduceat(parts.duration_ns, starts)
     rate = memory_bandwidth(graph, "cpu" if on_cpu else "gpu")
-    texts, which = np.unique(parts.shapes.astype(str), return_inverse=True)
+    texts, which = places(parts.shapes.astype(str))
     sizes = [max(map(prod, shapes_in(text)), default=-1) for text in texts.tolist()]  # -1: unknown
-    largest = np.maximum.reduceat(np.array(sizes, np.int64)[which.reshape(-1)], starts)
+    largest = np.maximum.reduceat(np.array(sizes, np.int64)[which], starts)
     widths = [
         np.array([itemsize(name) or 0 for name in ends.dtype.tolist()])
         for ends in _typed_ends(chains)
@@ -250,7 +254,8 @@ def fuse_chains(chains: Groups, name: str, duration_ns: np.ndarray) -> Selection
 
     The first call stays with its launch; the others go with theirs and with their CPU time.
     """
-    first, behind = chains.first(), chains.last().gap_ns
+    first = chains.first()
+    behind = chains.last().gap_ns
     on_cpu = (first.kind == "cpu").all()
     remove_with_operators(chains.tasks - first)
     first.set(name=name, duration_ns=duration_ns)
@@ -285,7 +290,8 @@ def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> st
     """
     graph = chains.tasks.graph
     nodes = can_fuse(backward_chains(chains))
-    count, before = len(chains.tasks) + len(nodes.tasks), chains.total("duration_ns").sum()
+    count = len(chains.tasks) + len(nodes.tasks)
+    before = chains.total("duration_ns").sum()
     before += nodes.total("duration_ns").sum()
     after = fuse_chains(chains, name, one_pass_ns(graph, chains, forward)).total("duration_ns")
     if len(nodes):
@@ -312,14 +318,16 @@ def _forward(graph: Graph, tasks: Selection) -> Selection:
 
 def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the letter of each task ("" for what does no work), and the number of its call, -1 for none."""
-    graph, trace = tasks.graph, tasks.graph.recorded
+    graph = tasks.graph
+    trace = tasks.graph.recorded
     union = "|".join(f"(?:{pattern})" for pattern in words.values())
-    rows, call = call_rows(graph, tasks.ids, union), instances(graph, tasks.ids, union)
+    rows = call_rows(graph, tasks.ids, union)
+    call = instances(graph, tasks.ids, union)
 
     def letter(text: str) -> str:
         return next((key for key, value in words.items() if re.search(value, text)), OTHER)
 
-    found = np.append(of_rows(trace, "name", letter, none=OTHER), OTHER)[rows]
+    found = take(of_rows(trace, "name", letter, none=OTHER), rows, OTHER)
     casts = call_rows(graph, tasks.ids, CAST) >= 0
     # A copy changes no type; what a product casts are its own operands, as autocast makes them.
     found[
@@ -329,10 +337,11 @@ def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np
             | (call_rows(graph, tasks.ids, operators_that(lambda op: op.is_matrix)) >= 0)
         )
     ] = OTHER
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     working = trace.is_kind("operator") & of_rows(trace, "name", works)
     above = rows_above(parent, np.flatnonzero(working))
-    inside, alone = (np.append(mask, False) for mask in (working | above, working & ~above))
+    inside = np.append(working | above, False)
+    alone = np.append(working & ~above, False)
     own = np.where(rows >= 0, inside[rows], alone[graph.row[tasks.ids]])
     return np.where((tasks.kind == "cpu") & ~own, "", found), call
 
@@ -373,7 +382,8 @@ def can_fuse(groups: Groups) -> Groups:
         return groups
     tasks = groups.by_group
     graph = tasks.graph
-    columns, number = graph.columns, np.repeat(np.arange(len(groups)), groups.sizes)
+    columns = graph.columns
+    number = np.repeat(np.arange(len(groups)), groups.sizes)
     starts = np.append(0, np.cumsum(groups.sizes))[:-1]
     first, last = (
         each(columns["order"][tasks.ids], starts)
@@ -385,7 +395,7 @@ def can_fuse(groups: Groups) -> Groups:
         allowed &= np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
     allowed[number[np.isin(tasks.ids, _unfusible(tasks).ids)]] = False
     lane = columns["lane"][groups.first().ids]
-    for each in np.unique(lane).tolist():
+    for each in unique(lane).tolist():
         mine = np.flatnonzero(lane == each)
         mates = graph.tasks(graph.ids[columns["lane"][graph.ids] == each])
         from daydream.costs.device.fusion import parting_calls

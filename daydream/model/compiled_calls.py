@@ -38,7 +38,7 @@ from operator import or_
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, places, take, unique
 from daydream.collect.recording_cost import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.kernels import work
@@ -54,8 +54,8 @@ from daydream.graph.select import of_tasks
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.captured import DISPATCH_NS, captures, no_dispatch, pauses_that_stay, regions
+from daydream.model.gradients import NODE, CompiledPart, compiled_parts, graph_walks
 from daydream.model.optimizers import ACCUMULATE
-from daydream.model.parameters import NODE, CompiledPart, compiled_parts, graph_walks
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ FORWARD = FixedCosts(71_000, 3_000, 41_000)
 BACKWARD = FixedCosts(49_000, 1_700, 35_000)
 PASSES = (("forward", FORWARD), ("backward", BACKWARD))
 # Times these costs: the heads of operators in our recordings are 0.6 to 2.4 times as long as usual.
-FASTEST, SLOWEST = 0.5, 2.5
+FASTEST = 0.5
+SLOWEST = 2.5
 LIBRARY_CALL_NS = (
     1_700  # more than the operator itself: called from Python, its output allocated there
 )
@@ -118,7 +119,8 @@ def compile_cpu_calls(
     pattern = _library_calls(graph)
     library = compiled.where(within=pattern)
     _shorten_walks(graph, compiled)
-    before, loops = len(compiled.group_by("call")), 0
+    before = len(compiled.group_by("call"))
+    loops = 0
     added = np.zeros(len(graph.alive))
     slower = slowness(graph)
     for part in parts:
@@ -292,7 +294,7 @@ def _library_calls(graph: Graph) -> str:
     trace = graph.recorded
     calls = calls_of(trace)
     matrix = np.isin(calls.families[calls.which].astype(str), MATRIX_FAMILIES)
-    names = {trace.text("name")[code] for code in np.unique(trace["name"][matrix]).tolist()}
+    names = {trace.text("name")[code] for code in unique(trace["name"][matrix]).tolist()}
     # What calls others, a compiler takes apart: what does the work is within.
     stay = sorted(name for name in names if "composite" not in operator(name).traits)
     return "^(" + "|".join(stay) + ")$" if stay else "(?!)"
@@ -321,7 +323,8 @@ def _beside_recurrent(tasks: Selection) -> Selection:
 
 # An element, ns: fitted to ReLUs of 65 k to 590 k elements whose output nothing keeps, less the same ReLU
 # ahead of a product; torch 2.13.0 on an x86 server CPU with AVX-512.
-STORE_NS, READ_NS = 10.4, 4.0
+STORE_NS = 10.4
+READ_NS = 4.0
 RELU = r"^aten::relu_?$"
 SUMS_OF_GRADIENTS = ("aten::add", "aten::add_")
 
@@ -339,7 +342,8 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
         breaks: graph breaks in each forward call.
 
     """
-    graph, trace = compiled.graph, compiled.graph.recorded
+    graph = compiled.graph
+    trace = compiled.graph.recorded
     added = np.zeros(len(graph.alive))
     family = work(graph, compiled).family.astype(str)
     stays = np.isin(compiled.ids, library.ids)
@@ -350,15 +354,13 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     forward = library.where(phase="forward")
     share_broken = 0.0
     if breaks and len(forward):
-        products = len(np.unique(call_rows(graph, forward.ids))) / len(forward.group_by("step"))
+        products = len(unique(call_rows(graph, forward.ids))) / len(forward.group_by("step"))
         share_broken = min(1.0, breaks / max(products - 1, 1))
     # By the next call of the pass that does work.
-    passes = np.stack(
-        [compiled.step[works], np.unique(compiled.phase[works], return_inverse=True)[1]]
-    )
+    passes = np.stack([compiled.step[works], places(compiled.phase[works])[1]])
     goes_on = np.append((passes[:, 1:] == passes[:, :-1]).all(axis=0), False)
-    kept = np.append(keeps[works], False)[last + 1] & goes_on[last]
-    broken = np.append(stays[works], False)[last + 1] * share_broken
+    kept = take(keeps[works], last + 1, False) & goes_on[last]
+    broken = take(stays[works], last + 1, False) * share_broken
     part = np.where(kept, broken, 1.0)
     elements = np.maximum(compiled.input_elements, 0)
     added[compiled.ids[works[last]]] = STORE_NS * part * elements[works[last]]
@@ -385,10 +387,10 @@ def _reads(
     loop = np.cumsum(np.append(False, stays[1:] != stays[:-1]))
     passes = 1 + np.isin(loop, loop[(family == "normalization") & backward])
     sums = np.flatnonzero(np.isin(compiled.op.astype(str), SUMS_OF_GRADIENTS) & backward)
-    following = np.append(sums, len(passes))[np.searchsorted(sums, cuts)]
-    there = np.append(compiled.step, -1)[following] == compiled.step[cuts]
-    alike = np.append(compiled.input_elements, -1)[following] == compiled.input_elements[cuts]
-    again = np.append(passes, 0)[following] * (there & alike)
+    following = take(sums, np.searchsorted(sums, cuts), len(passes))
+    there = take(compiled.step, following) == compiled.step[cuts]
+    alike = take(compiled.input_elements, following) == compiled.input_elements[cuts]
+    again = take(passes, following, 0) * (there & alike)
     return passes[cuts] + again
 
 
@@ -429,7 +431,8 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
     drawn = np.flatnonzero((call >= 0) & np.append(call[1:] != call[:-1], True))
     if not len(drawn):
         return added
-    family, phase = work(graph, compiled).family.astype(str), compiled.phase.astype(str)
+    family = work(graph, compiled).family.astype(str)
+    phase = compiled.phase.astype(str)
     loop = _loops(compiled, library)
     elements = np.maximum(compiled.input_elements, 0)
     norms = _last_in(loop, (family == "normalization") & (phase == "forward"))
@@ -450,7 +453,7 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
 def _loops(compiled: Selection, library: Selection) -> np.ndarray:
     """Return the number of the loop that each task would be in: between two library calls of a pass."""
     stays = np.isin(compiled.ids, library.ids)
-    passes = np.stack([stays, compiled.step, np.unique(compiled.phase, return_inverse=True)[1]])
+    passes = np.stack([stays, compiled.step, places(compiled.phase)[1]])
     return np.cumsum(np.append(False, (passes[:, 1:] != passes[:, :-1]).any(axis=0)))
 
 
@@ -464,10 +467,11 @@ def _last_in(loop: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 def _multiplies_by_mask(compiled: Selection) -> np.ndarray:
     """Return the places of the tasks that compute the gradient of a dropout."""
-    graph, trace = compiled.graph, compiled.graph.recorded
+    graph = compiled.graph
+    trace = compiled.graph.recorded
     products = np.flatnonzero((compiled.op == "aten::mul") & (compiled.phase == "backward"))
     forward = forward_rows(trace, graph.row[compiled.ids[products]])
-    around = np.where(forward >= 0, np.asarray(trace["parent"], np.int64)[forward], -1)
+    around = np.where(forward >= 0, trace["parent"][forward], -1)
     products = products[around >= 0]
     around = around[around >= 0]
     return products[of_rows(trace, "name", lambda name: bool(DROPOUT.search(name)))[around]]
@@ -485,11 +489,12 @@ DOUBT = 0.12  # what the measured ones were off by, nine in ten
 
 def channels_last_factors(library: Selection) -> np.ndarray:
     """Return the part of each task's time that is left: (tasks,); 1 if it is no convolution of images."""
-    graph, trace = library.graph, library.graph.recorded
+    graph = library.graph
+    trace = library.graph.recorded
     factors = np.ones(len(library))
     rows = call_rows(graph, library.ids, CONVOLUTION)
     shapes = np.where(rows >= 0, trace["shapes"][rows], -1)
-    for code in np.unique(shapes[shapes >= 0]).tolist():
+    for code in unique(shapes[shapes >= 0]).tolist():
         arguments = parse_shapes(trace.text("shapes")[code]) or []
         for phase, place in WEIGHT.items():
             weight = arguments[place] if len(arguments) > place else None

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import take
 from daydream.costs.workload.calls import of_rows
 from daydream.graph.calls import enclosing
 from daydream.graph.graph import Graph
@@ -84,7 +85,8 @@ def remove_breaks(graph: Graph) -> str:
     assert calls is not None  # noqa: S101 - the caller asked for breaks before
     left = 1 / np.array([calls.pieces[row] for row in calls.call.tolist()])
     before = _shrink(calls.tasks, left)
-    many, several = sum(calls.pieces.values()), len(calls.pieces)
+    many = sum(calls.pieces.values())
+    several = len(calls.pieces)
     backward = _overhead(graph.select(kind="cpu").where(within=PIECE_BACKWARD))
     steps = np.unique(calls.tasks.step)
     backward = backward.of(backward.ids[np.isin(backward.step, steps)], backward.words)
@@ -101,7 +103,8 @@ def _shrink(tasks: Selection, left: np.ndarray) -> int:
     """Leave a part of each task's time and of the untraced time behind it; return what goes, ns."""
     if not len(tasks):
         return 0
-    duration, gap = np.round(tasks.duration_ns * left), np.round(np.maximum(tasks.gap_ns, 0) * left)
+    duration = np.round(tasks.duration_ns * left)
+    gap = np.round(np.maximum(tasks.gap_ns, 0) * left)
     gone = tasks.duration_ns.sum() + np.maximum(tasks.gap_ns, 0).sum() - duration.sum() - gap.sum()
     tasks.set(duration_ns=duration, gap_ns=gap)
     return int(gone)
@@ -129,13 +132,14 @@ def _calls(graph: Graph) -> _Calls | None:
         return None
     cpu = graph.select(kind="cpu", phase="forward")
     rows = graph.row[cpu.ids]
-    call = np.where(rows >= 0, outermost[np.maximum(rows, 0)], -1)
+    call = take(outermost, rows)
     tasks = _overhead(cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls"))
     call = outermost[graph.row[tasks.ids]]
     when = graph.measured_start_ns[tasks.ids]
-    start = np.asarray(trace["start_ns"], np.int64)
-    end = start + np.asarray(trace["duration_ns"], np.int64)
-    broken, counts = _reasons(trace), Counter[str]()
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
+    broken = _reasons(trace)
+    counts = Counter[str]()
     key = np.full(len(tasks), None, dtype=object)
     for one in pieces:  # a handful for each step
         mine, nested = (

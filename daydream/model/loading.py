@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import unique
 from daydream.costs.kernel_names import TO_DEVICE
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -61,7 +62,7 @@ class LoaderWaits(Struct, frozen=True):
         step = self.tasks.step
         steps = self.tasks.graph.steps
         covered = np.array([bool(each.get("covered")) for each in steps] + [False])[step]
-        for each in np.unique(rank).tolist():
+        for each in unique(rank).tolist():
             mine = rank == each
             late = np.flatnonzero(
                 mine & (self.time_ns > least_ns) & (covered | ~covered[mine].any())
@@ -117,7 +118,7 @@ def untraced_waits(graph: Graph) -> LoaderWaits:
     named = np.append(
         graph.recorded.is_kind("annotation"), False
     )  # time in a range, not in a driver's call
-    calls = np.unique(graph.launch[graph.launch >= 0])
+    calls = unique(graph.launch[graph.launch >= 0])
     found: list[tuple[int, int, bool]] = []
     for call in first.launches().ids.tolist():  # a handful: one a step
         lane = cpu[lanes[cpu] == lanes[call]]
@@ -141,7 +142,7 @@ def _first_copies(graph: Graph) -> Selection:
     """Return each step's first copy to the device from a thread that launches kernels too."""
     copies = graph.select(kind="memcpy", name=TO_DEVICE)
     kernels = graph.select(kind="kernel").launches()
-    main = np.unique(graph.lane[kernels.ids])
+    main = unique(graph.lane[kernels.ids])
     copies = copies.where(
         lambda tasks: (
             (tasks.step >= 0) & (tasks.launch >= 0) & np.isin(graph.lane[tasks.launch], main)

@@ -156,8 +156,7 @@ def update_of(graph: Graph) -> Update:
         tensors, elements, where = _parameters(graph, metadata)
         return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
 
-    found: Update = graph.derived("update", update)
-    return found
+    return graph.derived("update", update)
 
 
 def states_of(trace: Trace) -> int | None:
@@ -243,7 +242,8 @@ def fused_update_ns(
         if on == "cpu"
         else steps.total("duration_ns").astype(np.float64)
     )
-    nbytes, rate = update.bytes_moved(kind), memory_bandwidth(graph, on)
+    nbytes = update.bytes_moved(kind)
+    rate = memory_bandwidth(graph, on)
     if not by_bytes:
         return together, "The fused update takes as long as its parts together, as in the paper."
     rule = UPDATE_RULES.get(kind or update.kind or "")

@@ -49,7 +49,8 @@ def saved_tensor_counts(backward: Groups) -> np.ndarray:
     Returns:
         shape (groups,), int64.
     """
-    tasks, trace = backward.by_group, backward.tasks.graph.recorded
+    tasks = backward.by_group
+    trace = backward.tasks.graph.recorded
     made = np.isin(tasks.ids, tasks.where(kind="cpu", op=NODE).ids)
     calls = tasks.call[made]
     if not len(calls):
@@ -74,17 +75,19 @@ def behind_last_saved(forward: Groups) -> tuple[Selection, np.ndarray]:
         the tasks; and a mask of the groups, shape (groups,), bool.
     """
     tasks = forward.by_group
-    graph, trace = tasks.graph, tasks.graph.recorded
+    graph = tasks.graph
+    trace = tasks.graph.recorded
     if not len(trace) or not len(tasks):
         return tasks.of(tasks.ids[:0], "nothing"), np.zeros(len(forward), bool)
     place = np.flatnonzero(tasks.kind == "cpu")
     ids = tasks.ids[place]
     group = np.repeat(np.arange(len(forward)), forward.sizes)[place]
-    order, backward = graph.order[ids], graph.select(kind="cpu", phase="backward")
+    order = graph.order[ids]
+    backward = graph.select(kind="cpu", phase="backward")
     passes = last_before(backward.rank, graph.order[backward.ids], tasks.rank[place], order)
     _, key = distinct_rows([group, passes, graph.repeat[ids]])
 
-    calls = innermost_makers(trace, graph.row[ids].astype(np.int64))
+    calls = innermost_makers(trace, graph.row[ids])
     when = np.where(calls >= 0, _when_saved(trace)[calls], UNKNOWN)
     known = (np.bincount(key, when > UNKNOWN) > 0)[key]
     by_order = np.lexsort((order, key))
@@ -127,7 +130,8 @@ def _when_saved(trace: Trace) -> np.ndarray:
     when[_with_a_number(trace, made, callers)] = NONE
     found[callers] = when
     of_torch = of_rows(trace, "name", lambda name: "::" in name)
-    operator, parent = trace.is_kind("operator"), np.asarray(trace["parent"], np.int64)
+    operator = trace.is_kind("operator")
+    parent = trace["parent"]
     # Functions of one's own: neither in a node, nor what torch calls (as `aten::detach` calls `detach`).
     called = (parent >= 0) & operator[parent] & of_torch[parent]
     own = operator & ~of_torch & ~nodes(trace) & (trace["sequence"] >= 0) & ~called
@@ -147,8 +151,7 @@ def _with_a_number(trace: Trace, made: np.ndarray, callers: np.ndarray) -> np.nd
     """Return a mask of the nodes of products with a number, by the shapes of the forward calls: no tensor."""
     fits = of_rows(trace, "name", lambda name: bool(BY_SCALAR.match(_bare(name))))
     scalar = of_rows(trace, "shapes", lambda text: [*(parse_shapes(text) or []), 0, 0][1] == ())
-    found: np.ndarray = fits[made] & (callers >= 0) & scalar[callers]
-    return found
+    return fits[made] & (callers >= 0) & scalar[callers]
 
 
 def _bare(name: str) -> str:
@@ -176,7 +179,8 @@ def makers_and_users(
     """
     calls = work.where(phase=("forward", "loss")).group_by("step", within=forward)
     nodes = work.where(phase="backward").group_by("step", within=backward)
-    there, needed = Counter(_steps(calls).tolist()), Counter(_steps(nodes).tolist())
+    there = Counter(_steps(calls).tolist())
+    needed = Counter(_steps(nodes).tolist())
     both = [step for step, count in there.items() if needed[step] == count]
     if not there:
         raise NotApplicableError(

@@ -5,7 +5,7 @@ A column knows its type. Unit, digits, side, color and order of its cells follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
@@ -270,7 +270,7 @@ Block: TypeAlias = (
 )
 
 
-def flat(blocks: Sequence[Block]) -> Iterator[Block]:
+def flat(blocks: Iterable[Block]) -> Iterator[Block]:
     """Return what a text shows of the blocks: tables one after the other, no drawings, nothing empty."""
     for block in blocks:
         if isinstance(block, Beside):

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 SUFFIX = ".et"
 SCHEMA = "0.0.4"  # the version that Chakra's own converters write
-COMP_NODE, COMM_COLL_NODE = 4, 7  # of `NodeType`
+# Of `NodeType`
+COMP_NODE = 4
+COMM_COLL_NODE = 7
 COMM_TYPES = {  # of `CollectiveCommType`
     "all_reduce": 0,
     "reduce": 1,

@@ -179,23 +179,20 @@ def _breakdowns(title: str, sides: tuple[Parts, Parts], names: tuple[str, str]) 
         for label in axes.get_yticklabels():
             if label.get_text() in bounds:
                 bound = bounds[label.get_text()]
-                box = {
-                    "facecolor": bound.light,
-                    "edgecolor": "none",
-                    "alpha": 0.6,
-                    "pad": 1.5,
-                }
-                label.set_bbox(box)
+                label.set_bbox(
+                    {"facecolor": bound.light, "edgecolor": "none", "alpha": 0.6, "pad": 1.5}
+                )
                 awaited[f"waits for {bound.awaited}"] = Patch(color=bound.light, alpha=0.6)
     handles, labels = axes.get_legend_handles_labels()
     awaited = {**dict(zip(labels, handles, strict=True)), **awaited}
-    place = {
-        "loc": "outside lower center",
-        "ncols": len(awaited),
-        "frameon": False,
-        "fontsize": 8,
-    }
-    figure.legend(awaited.values(), awaited.keys(), **place)
+    figure.legend(
+        awaited.values(),
+        awaited.keys(),
+        loc="outside lower center",
+        ncols=len(awaited),
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
@@ -221,19 +218,15 @@ def _ranking(ranking: Ranking) -> Any:
         linewidth=1,
     )
     left.set(xlabel=f"predicted step, {unit} (dashed: now)", title="optimizations")
-    style = {
-        "va": "center",
-        "textcoords": "offset points",
-        "color": "white",
-        "fontsize": 8,
-    }
     for place, each in enumerate(best):
-        gain = speedup(each.replayed_ns, each.predicted_ns)
         left.annotate(
-            gain,
+            speedup(each.replayed_ns, each.predicted_ns),
             (0, place),
             xytext=(4, 0),
-            **style,
+            textcoords="offset points",
+            va="center",
+            color="white",
+            fontsize=8,
         )
     _tidy(left)
     _draw_curves(right, ranking.curves)
@@ -271,16 +264,20 @@ def _draw_curves(axes: Any, curves: Sequence[Curve]) -> None:
             label=name,
         )
         if curve.knee:  # at 0 it pays to the end
-            at = step[curve.factors.index(curve.knee)]
-            ring = {"markersize": 10, "fillstyle": "none", "color": line.get_color()}
-            axes.plot(100 * curve.knee, at, "o", **ring)
+            axes.plot(
+                100 * curve.knee,
+                step[curve.factors.index(curve.knee)],
+                "o",
+                markersize=10,
+                fillstyle="none",
+                color=line.get_color(),
+            )
     axes.set_ylabel(f"step, {unit}")
     axes.invert_xaxis()
-    title = "ring: beyond it, more speed saves little"
     axes.legend(
         fontsize=8,
         frameon=False,
-        title=title,
+        title="ring: beyond it, more speed saves little",
         title_fontsize=8,
     )
     _tidy(axes)
@@ -306,12 +303,11 @@ def _scaling(scaling: Scaling) -> Any:
         marker="o",
         label="predicted",
     )
-    throughput = "throughput, times that of one worker"
     left.set(
         xscale="log",
         yscale="log",
         xlabel="workers",
-        ylabel=throughput,
+        ylabel="throughput, times that of one worker",
     )
     for axis in (left.xaxis, left.yaxis):
         axis.set_ticks(workers, labels=[f"{number:,}" for number in workers])
@@ -429,8 +425,7 @@ def _busy(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
     lengths = np.stack([np.zeros(len(start), np.int64), (end - start)[order]], axis=1)
     if not len(times):
         return np.zeros(len(edges) - 1)
-    share: np.ndarray = np.diff(np.interp(edges, times, np.cumsum(lengths))) / np.diff(edges)
-    return share
+    return np.diff(np.interp(edges, times, np.cumsum(lengths))) / np.diff(edges)
 
 
 def _figure(width: float, height: float) -> Any:

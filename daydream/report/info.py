@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.costs.counters.listing import counted_in
+from daydream.costs.counters.quantities import counted_in
 from daydream.errors import GraphError
 from daydream.graph.calls import Coverage, has_device_work
 from daydream.graph.tables import KERNEL, step_rank
-from daydream.memory.pairing import recorded_memory
+from daydream.memory.lifetimes import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import has_cpu
@@ -28,7 +28,9 @@ GOOD_REPLAY, FAIR_REPLAY = (
     0.01,
     0.03,
 )  # largest error of a step of which a prediction can be trusted
-ENOUGH_KNOWN, SOME_KNOWN = 0.9, 0.1  # share of the time of which a phase (layer, type) is known
+# Share of the time of which a phase (layer, type) is known
+ENOUGH_KNOWN = 0.9
+SOME_KNOWN = 0.1
 MUCH_UNEXPLAINED = 0.02  # of the recorded steps
 RESTLESS = "the machine was busy during recording, see the note"
 MISSING = {  # what to say where hardly anything is known
@@ -230,7 +232,7 @@ def _known(
     whole = share(mask[work] & (columns["layer"][work] >= 0))
     shares["layer"] -= whole
     shares["phase"] *= 1 - float(trace.metadata.get("phases_assumed", 0.0))
-    types = np.asarray(trace["dtype"]) if len(trace) else np.array([-1])
+    types = trace["dtype"] if len(trace) else np.array([-1])
     shares["dtype"] = share(types[np.maximum(columns["row"][work], 0)] >= 0)
     phases = {name: share(columns["phase"][work] == code) for code, name in enumerate(PHASES)}
     return shares, {name: part for name, part in phases.items() if part}, (whole, where)
@@ -347,5 +349,5 @@ def span_ns(trace: Trace) -> int:
     """Return the time from the first row's start to the last row's end."""
     if not len(trace):
         return 0
-    start = np.asarray(trace["start_ns"], np.int64)
+    start = trace["start_ns"]
     return int((start + trace["duration_ns"]).max() - start.min())

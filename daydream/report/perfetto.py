@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from daydream.arrays import places, run_starts
 from daydream.files.atomic import write_whole
 from daydream.graph.calls import Coverage, device_work
 from daydream.graph.plan import Cause
@@ -111,7 +112,7 @@ def events(replay: Replay, comparison: Prediction | None = None) -> Iterator[Eve
         shown.append((f"predicted: {comparison.optimization}", comparison.timeline, graph))
     times = [timeline.start_ns for _, timeline, _ in shown]
     times.append(np.array([step["start_ns"] for step in graph.steps]))
-    times += [] if graph.trace is None else [np.asarray(graph.trace["start_ns"])]
+    times += [] if graph.trace is None else [graph.trace["start_ns"]]
     origin = min(int(part.min()) for part in times if len(part))
     if graph.trace is not None:
         yield from _Process(1, graph, origin, numbers).measured(graph.trace)
@@ -137,8 +138,8 @@ class _Process:
         rows = np.flatnonzero(trace.is_kind(*HOST_KINDS) | on_device)
         lane, names = _lanes_of_rows(graph, trace, rows, on_device)
         yield from self._head("measured", names, measured_steps(graph))
-        start = np.asarray(trace["start_ns"], np.int64)
-        duration = np.asarray(trace["duration_ns"], np.int64)
+        start = trace["start_ns"]
+        duration = trace["duration_ns"]
         zero = np.zeros(len(rows), np.int64)
         spans = Spans(
             lane=lane[rows],
@@ -285,7 +286,7 @@ class _Process:
             dst = dst[drawn]
             return self._arrows(name, plan.lane[src], leaves[drawn], plan.lane[dst], start[dst])
 
-        src = plan.edge_src.astype(np.int64)
+        src = plan.edge_src
         dst = plan.edge_dst
         # An arrow leaves a slice within it: at its start where that is what counts, else at its end.
         leaves = start[src] + np.where(plan.edge_from_start, 0, plan.duration_ns[src] - 1)
@@ -349,15 +350,16 @@ class _Process:
             yield from self._open(name, np.minimum(launched, begin)[here], end[here])
             busy.append(Coverage(begin[here], end[here]))
         if busy:
-            begins, ends = ([getattr(one, name) for one in busy] for name in ("start_ns", "end_ns"))
+            begins = [one.start_ns for one in busy]
+            ends = [one.end_ns for one in busy]
             yield from self._open("streams busy", np.concatenate(begins), np.concatenate(ends))
 
     def _open(self, name: str, begin: np.ndarray, end: np.ndarray) -> Iterator[Event]:
         """Return how many intervals are open, wherever that changes."""
         change = np.repeat([1, -1], len(begin))
-        at, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
-        level = np.cumsum(np.bincount(place.reshape(-1), weights=change).astype(np.int64))
-        differs = np.append(True, level[1:] != level[:-1])[: len(level)]
+        at, place = places(np.concatenate([begin, end]))
+        level = np.cumsum(np.bincount(place, weights=change).astype(np.int64))
+        differs = run_starts(level)
         yield from self._counter(name, at[differs], level[differs])
 
     def _counter(self, name: str, at: np.ndarray, values: np.ndarray) -> Iterator[Event]:
@@ -409,8 +411,8 @@ def _lanes_of_rows(
     lane = np.full(len(trace), -1, np.int64)
     reached: dict[int, int] = {}  # by lane: the end of its device rows so far
     spare: dict[int, int] = {}  # by lane: that of what overlaps there
-    start = np.asarray(trace["start_ns"], np.int64)
-    end = start + np.asarray(trace["duration_ns"])
+    start = trace["start_ns"]
+    end = start + trace["duration_ns"]
     for row in rows[np.lexsort((-end[rows], start[rows]))].tolist():
         key = keys[row]
         if key not in lane_of:

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 from unicodedata import east_asian_width
 
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 96  # longer lines of text are hard to read
-COLUMNS, LINES = 80, 24  # of a terminal that does not say
-LEAST_WIDTH, LEAST_NAME = 40, 26  # a terminal that is narrower breaks the lines itself
+# Of a terminal that does not say
+COLUMNS = 80
+LINES = 24
+# A terminal that is narrower breaks the lines itself
+LEAST_WIDTH = 40
+LEAST_NAME = 26
 KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range
@@ -60,12 +64,12 @@ class Piece(NamedTuple):
 Line = list[Piece]
 
 
-def text_of(blocks: Sequence[Block]) -> str:
+def text_of(blocks: Iterable[Block]) -> str:
     """Return a view as it is piped: no color, and tables as wide as their cells."""
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(blocks))
 
 
-def show(blocks: Sequence[Block], stream: TextIO | None = None) -> None:
+def show(blocks: Iterable[Block], stream: TextIO | None = None) -> None:
     """Print a view on stdout or a stream: fitted and colored on a terminal, else its plain text."""
     stream = sys.stdout if stream is None else stream
     if not stream.isatty():
@@ -108,7 +112,7 @@ class Answer(list[Piece]):
     """The line of the answer, whose arrow a terminal may draw."""
 
 
-def lines(blocks: Sequence[Block], room: int | None = None) -> Iterator[Line]:
+def lines(blocks: Iterable[Block], room: int | None = None) -> Iterator[Line]:
     """Return the lines of a view in pieces; without `room`, the columns of a terminal, nothing is cut."""
     last: Block | None = None
     for block in flat(blocks):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import places
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS, step_rank
 from daydream.report.format import printable, shortened
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from daydream.predict.replay import Replay
     from daydream.simulate.timeline import Timeline
 
-ON_PATH, INSERTED = 1, 2  # bits of the flags
+# Bits of the flags
+ON_PATH = 1
+INSERTED = 2
 NOT_KNOWN = -1  # what a measured task waited for
 CODES = ("lane", "name", "kind", "phase", "layer", "op", "step")
 
@@ -314,12 +317,12 @@ def packed(
 
 def _coded(names: dict[str, int], codes: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Return a graph's codes as places in `names`, which two graphs share; -1 for unknown."""
-    used, place = np.unique(codes, return_inverse=True)
+    used, place = places(codes)
     shown = [
         shortened(printable(texts[code]), LONGEST_NAME) if code >= 0 else None for code in used
     ]
     mine = [-1 if name is None else names.setdefault(name, len(names)) for name in shown]
-    return np.array(mine, np.int64)[place.reshape(-1)]
+    return np.array(mine, np.int64)[place]
 
 
 def _text(column: np.ndarray) -> str:

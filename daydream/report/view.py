@@ -45,6 +45,5 @@ def view(result: object, *, verbose: bool = False, **options: Any) -> Sequence[B
         if each.__name__ in VIEWS and each.__module__.startswith("daydream."):
             module, _, name = VIEWS[each.__name__].rpartition(".")
             function = getattr(import_module(f".{module}", "daydream.report.views"), name)
-            found: Sequence[Block] = function(result, verbose=verbose, **options)
-            return found
+            return list(function(result, verbose=verbose, **options))
     raise TypeError(f"there is no view of {type(result).__name__}")

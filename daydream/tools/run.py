@@ -114,7 +114,8 @@ def run_tool(which: str | type, trace: Trace, range: str | None = None) -> dict[
 def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
     """Call the callbacks: first those for columns, then those for single events in the order of their starts."""
     rows, memory, steps = tables(trace)
-    given, callbacks = [], []
+    given = []
+    callbacks = []
     for one, (several, kinds) in CALLBACKS.items():
         if not (hasattr(running, one) or hasattr(running, several)):
             continue
@@ -125,7 +126,7 @@ def _give_events(running: Any, trace: Trace, chosen: Range) -> None:
         else:
             of_kind = trace.is_kind(*kinds) & chosen.rows
             if one in {"on_kernel", "on_collective"}:  # those of CPU processes no kernel carries
-                of_kind &= np.asarray(trace["device"]) >= 0
+                of_kind &= trace["device"] >= 0
             events = Events(rows, np.flatnonzero(of_kind))
         if hasattr(running, several):
             getattr(running, several)(events)
@@ -247,8 +248,9 @@ def _kernels(trace: Trace, text: str) -> Range:
     found = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
     if not found or int(found[1]) > int(found[2]):
         raise TraceError(f"kernels:{text} is no range; write kernels:100-200")
-    first, last = int(found[1]), int(found[2])
-    on_device = trace.is_kind("kernel", "collective") & (np.asarray(trace["device"]) >= 0)
+    first = int(found[1])
+    last = int(found[2])
+    on_device = trace.is_kind("kernel", "collective") & (trace["device"] >= 0)
     kernels = np.flatnonzero(on_device)
     if first >= len(kernels):
         raise TraceError(
@@ -270,4 +272,4 @@ _FINDERS: dict[str, Callable[[Trace, str], Range]] = {
 def _with_children(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return the rows and all that lies in them or that they launch: bool, shape (rows,)."""
     every = np.arange(len(trace))
-    return np.asarray(enclosing(trace["parent"], rows, every, inner=True) >= 0)
+    return enclosing(trace["parent"], rows, every, inner=True) >= 0

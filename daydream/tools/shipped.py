@@ -148,7 +148,9 @@ class MemoryCurves:
     """Allocated memory of each rank and device over the recording, side by side: most of each of 20 parts."""
 
     def on_allocations(self, allocations: Events) -> None:
-        time, rank, device = (allocations[name] for name in ("time_ns", "rank", "device"))
+        time = allocations["time_ns"]
+        rank = allocations["rank"]
+        device = allocations["device"]
         part = (time - min(time, default=0)) * MOST // (np.ptp(time) + 1 if len(time) else 1)
         self.rows: dict[int, dict[str, Any]] = {
             n: {"part": n + 1} for n in np.unique(part).tolist()

@@ -16,7 +16,7 @@ from daydream.collect.live.capture import held_before
 from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError, TraceError
 from daydream.memory.enclosing import enclosing_rows
-from daydream.memory.pairing import paired
+from daydream.memory.lifetimes import paired
 from daydream.trace.metadata import mistake_in
 
 torch = pytest.importorskip("torch", reason="recording needs torch")

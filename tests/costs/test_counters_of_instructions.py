@@ -12,7 +12,7 @@ from test_counters import attached, axpy, kernels, long_table, read
 
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import Totals, read_counted
-from daydream.costs.counters.opcodes import amounts_of_amd, amounts_of_sass
+from daydream.costs.counters.quantities import amounts_of_amd, amounts_of_sass
 from daydream.costs.workload.counters import counted_work
 from daydream.errors import FileError
 

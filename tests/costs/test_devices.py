@@ -19,7 +19,7 @@ from daydream.costs.device.roofline import (
 from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.build import build
-from daydream.model.half_times import (
+from daydream.model.precision import (
     in_16_bits,
 )
 

@@ -13,15 +13,14 @@ from recorded import Program
 from shapes import dims
 from work_traces import Call, Kernel, graph_of
 
-from daydream.calibration.in_place import calibrate_in_place
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
-from daydream.calibration.run import Calibration, Questions, calibrate
+from daydream.calibration.run import Calibration, Questions, calibrate, calibrate_in_place
 from daydream.costs import KernelTable, find_device, measured_ns, retime
 from daydream.costs.device import measured_tables
 from daydream.costs.device.measured import give_table
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
-from daydream.model.half_times import SORTS
+from daydream.model.precision import SORTS
 from daydream.transforms.compose import apply, parse
 
 # Calibration: which calls are asked for, how they are made from shapes, and what a table of them answers

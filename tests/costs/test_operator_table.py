@@ -21,7 +21,7 @@ from shared import shared_replay
 import daydream
 from daydream.costs import is_matrix, work
 from daydream.costs.contention import measured_contention
-from daydream.costs.device.launch_grids import _Kernels
+from daydream.costs.device.input_sizes import _Kernels
 from daydream.costs.device.roofline import Change
 from daydream.costs.operators import operator, rows
 from daydream.model.saved_tensors import BEHIND, _when

@@ -15,7 +15,7 @@ from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
 from daydream.errors import NoMatchError
 from daydream.graph.graph import Graph
-from daydream.model.parameters import graph_walks
+from daydream.model.gradients import graph_walks
 
 # FLOP and elements of every operator family, counted by hand
 

@@ -19,8 +19,7 @@ from recordings import PARAMETER, SGD, Recording, training_step
 import daydream
 from daydream.errors import TraceError
 from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
-from daydream.memory.lifetimes import allocations
-from daydream.memory.pairing import paired
+from daydream.memory.lifetimes import allocations, paired
 from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
 from daydream.trace.trace import Trace
 

@@ -98,7 +98,8 @@ def test_it_fits_does_not_or_is_too_close_to_tell(figures, fits):
 
 def test_the_line_of_a_whatif():
     def line(**figures):
-        return str(memory_line(daydream.predict.memory.MemoryAnswer(prediction(**figures)))[0].text)
+        (line,) = memory_line(daydream.predict.memory.MemoryAnswer(prediction(**figures)))
+        return str(line.text)
 
     gib = 2**30
     sizes = {"before_bytes": 12 * gib, "after_bytes": 8 * gib, "low_bytes": 8 * gib, "high_bytes": 8 * gib}

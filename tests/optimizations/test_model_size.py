@@ -1,6 +1,7 @@
 """Other layers, what is computed again, what is offloaded: each answer worked out by hand."""
 
 import pytest
+from daydream.model.parameters import joint_update, trained_parameters
 from daydream.optimizations._layers import add_layers, freeze, gradient_parts
 from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.checkpointing import checkpointing
@@ -9,7 +10,6 @@ from recorded import Program, does_not_apply, kernel_names, makespan, noted, ref
 from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
-from daydream.model.parameters import joint_update, trained_parameters
 
 # Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand
 

@@ -27,9 +27,8 @@ from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.model.autocast import flow
-from daydream.model.half_times import LAYOUT_CHANGE
-from daydream.model.half_times import TURNED as TURNED_SHARE
-from daydream.model.precision import TO_32_REACHES, weight_casts
+from daydream.model.precision import LAYOUT_CHANGE, TO_32_REACHES, weight_casts
+from daydream.model.precision import TURNED as TURNED_SHARE
 from daydream.transforms.registry import find
 
 # TF32, fp8, autocast and its scaler, channels last, flash attention: each answer worked out by hand

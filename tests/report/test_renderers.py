@@ -29,7 +29,7 @@ from daydream.report.blocks import (
     Title,
 )
 from daydream.report.format import step_change_text
-from daydream.report.html.render import MOST_AT_ONCE, notebook_html, render
+from daydream.report.html.page import MOST_AT_ONCE, notebook_html, render
 from daydream.report.markdown import markdown
 from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
 from daydream.report.views.breakdown import cause_table

@@ -103,7 +103,8 @@ def _sums(
         )
     time = trace["duration_ns"][rows]
     share = time[first : last + 1].sum() / max(int(time.sum()), 1)
-    which, beyond = f"kernels {first} to {last} of the recording", ""
+    which = f"kernels {first} to {last} of the recording"
+    beyond = ""
     if window is None:
         which = "the whole program that was counted"
         beyond = " It may be more than what this recording has."
@@ -154,7 +155,8 @@ def _join(
     rows = _kernels_by_launch(trace)
     names = [*map(trace.text("name").__getitem__, trace["name"][rows].tolist())]
     blocks = np.array([*map(_blocks, trace.text("grid")), None], object)[trace["grid"][rows]]
-    ranks, correlations = trace["rank"][rows].tolist(), trace["correlation"][rows].tolist()
+    ranks = trace["rank"][rows].tolist()
+    correlations = trace["correlation"][rows].tolist()
     pairs = list(zip(ranks, trace["device"][rows].tolist(), strict=True))
     devices = sorted(set(pairs))
     counted_devices = sorted({one.device for one in kernels}, key=_number_of_device)
@@ -263,7 +265,8 @@ def base_name(name: str) -> str:
     """
     if name.startswith("_Z"):
         return _mangled_base(name) or name
-    plain, depth = [], 0
+    plain = []
+    depth = 0
     for letter in name.replace("(anonymous namespace)::", ""):
         if letter in "<(":
             if letter == "(" and depth == 0:
@@ -279,7 +282,8 @@ def base_name(name: str) -> str:
 
 def _mangled_base(name: str) -> str | None:
     """Return the innermost name of a mangled one (Itanium C++ ABI): lengths stand before its parts."""
-    at, found = 2 + (name[2:3] == "N"), None
+    at = 2 + (name[2:3] == "N")
+    found = None
     while (length := MANGLED.match(name, at)) is not None:
         end = length.end() + int(length[1])
         if end > len(name):

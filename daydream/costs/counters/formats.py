@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 from msgspec import DecodeError, Struct, field
 from msgspec.json import decode
 
-from daydream.costs.counters.opcodes import WARP, amounts_of_amd, amounts_of_sass
-from daydream.costs.counters.quantities import CountedKernel
+from daydream.costs.counters.quantities import WARP, CountedKernel, amounts_of_amd, amounts_of_sass
 from daydream.errors import FileError
 from daydream.lazy import regex
 
@@ -128,7 +127,8 @@ class Layout(NamedTuple):
 COUNTER = regex(
     r"(SQ|GRBM|TC[ACP]|TA|TD|CP[CF]|SPI)_|FetchSize$|WriteSize$|LDSBankConflict$|OccupancyPercent$"
 )
-LONG_METRIC, ITEMS = ("Metric Name", "Metric Value"), ("Grid_Size", "Workgroup_Size")
+LONG_METRIC = ("Metric Name", "Metric Value")
+ITEMS = ("Grid_Size", "Workgroup_Size")
 LAYOUTS = (
     Layout(
         {"Kernel_Name", "Counter_Name", "Counter_Value"},

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import distinct
+from daydream.arrays import distinct, distinct_rows, first_of, places, run_starts, take, unique
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.devices import device_of
 from daydream.costs.kernel_names import TO_DEVICE, TO_HOST
@@ -120,7 +120,7 @@ def cpu_overheads(graph: Graph, selection: Selection) -> tuple[np.ndarray, np.nd
     table = _call_table(graph)
     place = np.full(len(trace), -1, np.int64)
     place[table.row] = np.arange(len(table.row))
-    at = np.where(rows >= 0, place[np.maximum(rows, 0)], -1)
+    at = take(place, rows)
     known = at >= 0
     # A call's overhead is spread over its pieces by their time.
     part = np.zeros(len(old))
@@ -164,28 +164,25 @@ def _call_table(graph: Graph) -> _Table:
     task_work = work(graph, host)
     known = task_work.call >= 0
     known &= (task_work.flop >= 0) | (task_work.nbytes >= 0)
-    rows, which = np.unique(task_rows[known], return_inverse=True)
+    rows, which = places(task_rows[known])
     count = len(rows)
     time = np.bincount(which, host.duration_ns[known].astype(np.float64), count)
     flop = np.bincount(which, np.maximum(task_work.flop[known], 0).astype(np.float64), count)
     nbytes = np.bincount(which, np.maximum(task_work.nbytes[known], 0).astype(np.float64), count)
-    first = np.full(count, -1, np.int64)
-    first[which[::-1]] = np.flatnonzero(known)[::-1]
-    matrix = (
-        np.isin(task_work.family[first].astype(str), MATRIX_FAMILIES)
-        if count
-        else np.empty(0, bool)
-    )
+    family = task_work.family[np.flatnonzero(known)[first_of(which, count)]].astype(str)
+    matrix = np.isin(family, MATRIX_FAMILIES)
     amount = np.where(matrix & (flop > 0), flop, np.maximum(nbytes, flop))
     tiny = (nbytes <= TINY_BYTES) & (flop <= TINY_FLOP)
     typical = float(np.median(time[tiny])) if tiny.any() else USUAL_OVERHEAD_NS
     dearest = float(np.quantile(time[tiny], DEAREST)) if tiny.any() else USUAL_OVERHEAD_NS
-    recurrent = matrix & (task_work.family[first].astype(str) == "recurrent") if count else matrix
+    recurrent = matrix & (family == "recurrent")
     limit = np.where(recurrent, time, dearest)
-    usual = _usual(np.asarray(trace["name"], np.int64)[rows], amount, time)
+    names = trace["name"][rows]
+    usual = _usual(names, amount, time)
     usual = np.maximum(usual - typical, usual / 2)  # a call's rate is that of its work
     # A recurrent layer goes by the products outside such layers, its own time where there are none.
-    needed, rates = time.copy(), {}
+    needed = time.copy()
+    rates = {}
     for kind, members, judges in (
         ("products", matrix, matrix & ~recurrent),
         ("bytes", ~matrix, ~matrix),
@@ -196,16 +193,11 @@ def _call_table(graph: Graph) -> _Table:
             needed[members] = amount[members] / rates[kind]
     above = np.maximum(time - needed, typical)
     overhead = np.minimum(time, np.minimum(above, limit))
-    names = np.asarray(trace["name"], np.int64)[rows]
-    slow = np.array(["random" in operator(text).traits for text in trace.text("name")] or [False])[
-        names
-    ]
-    vectorized = (
-        (task_work.family[first].astype(str) == "element-wise") & ~slow & (nbytes <= SMALL_BYTES)
-    )
+    slow = np.array(["random" in operator(text).traits for text in trace.text("name")], bool)
+    vectorized = (family == "element-wise") & ~slow[names] & (nbytes <= SMALL_BYTES)
     overhead = np.where(vectorized, np.maximum(overhead, time - nbytes / LEAST_RATE), overhead)
     fitted = np.zeros(count, bool)
-    for name in np.unique(names).tolist():
+    for name in unique(names).tolist():
         members = np.flatnonzero(names == name)
         found = _intercept(amount[members], time[members])
         if found is not None:
@@ -219,10 +211,10 @@ def _usual(name: np.ndarray, amount: np.ndarray, time: np.ndarray) -> np.ndarray
 
     Single calls are timed too short, above all where the cost of recording was taken out of them.
     """
-    _, alike = np.unique(np.stack([name, amount]), axis=1, return_inverse=True)
-    order = np.argsort(alike.reshape(-1), kind="stable")
-    bounds = np.flatnonzero(np.append(True, np.diff(alike.reshape(-1)[order]) != 0))
+    _, alike = distinct_rows([name, amount])
+    order = np.argsort(alike, kind="stable")
     usual = np.empty_like(time)
+    bounds = np.flatnonzero(run_starts(alike[order]))
     for members in np.split(order, bounds[1:]) if len(order) else []:
         usual[members] = np.median(time[members])
     return usual
@@ -230,7 +222,7 @@ def _usual(name: np.ndarray, amount: np.ndarray, time: np.ndarray) -> np.ndarray
 
 def _intercept(amount: np.ndarray, time: np.ndarray) -> float | None:
     """Return the time at no work, by the smallest and the largest calls; None if they are too alike."""
-    sizes = np.unique(amount[amount > 0])
+    sizes = unique(amount[amount > 0])
     if len(sizes) < 2 or sizes[-1] < WIDE_ENOUGH * sizes[0]:
         return None
     least, most = (float(np.median(time[amount == size])) for size in (sizes[0], sizes[-1]))
@@ -327,8 +319,7 @@ def copies_into_new_ns(graph: Graph, nbytes: npt.ArrayLike, on: str = "gpu") -> 
             large = moved >= least
             if large.any() and duration_ns[large].sum() > 0:
                 rate = moved[large].sum() / duration_ns[large].sum()
-                found: np.ndarray = tiny_call_ns(graph) + 2 * np.asarray(nbytes) / rate
-                return found
+                return tiny_call_ns(graph) + 2 * np.asarray(nbytes) / rate
     return copies_ns(graph, nbytes, on)
 
 
@@ -357,10 +348,7 @@ def _recorded_bytes(copies: Selection) -> np.ndarray:
     rows = copies.graph.row[copies.ids]
     if not len(copies.graph.recorded):
         return copies.bytes
-    found: np.ndarray = np.where(
-        rows >= 0, copies.graph.recorded["bytes"][np.maximum(rows, 0)], copies.bytes
-    )
-    return found
+    return np.where(rows >= 0, copies.graph.recorded["bytes"][np.maximum(rows, 0)], copies.bytes)
 
 
 def link_bandwidth(graph: Graph, direction: str = "HtoD") -> float | None:
@@ -404,7 +392,8 @@ def _rate(
     for least in sizes:
         large = (nbytes >= least) & (body > 0)
         if large.any():
-            rates, size = nbytes[large] / body[large], nbytes[large].astype(np.float64)
+            rates = nbytes[large] / body[large]
+            size = nbytes[large].astype(np.float64)
             order = np.argsort(rates)
             reached = np.cumsum(size[order])
             return float(rates[order][np.searchsorted(reached, quantile * reached[-1])])

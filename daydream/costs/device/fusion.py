@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.arrays import distinct_rows
+from daydream.arrays import distinct_rows, run_starts, turns, unique
 from daydream.costs.kernels import floor_ns, work
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.graph import Graph
@@ -35,16 +35,14 @@ def fusible_chains(graph: Graph, fusible: Selection) -> Groups:
     order = graph.order[ids]
     lane = graph.lane[ids]
     phase = graph.phase[ids]
-    same = (number[1:] == number[:-1]) & (phase[1:] == phase[:-1])
-    for each in np.unique(lane).tolist():
+    begun = run_starts(number) | run_starts(phase)
+    for each in unique(lane).tolist():
         points = np.sort(graph.order[parting_calls(graph, each)])
         here = (lane[1:] == each) & (lane[:-1] == each)
         crossed = np.searchsorted(points, order[1:]) != np.searchsorted(points, order[:-1])
-        same &= ~(here & crossed)
-    run = np.cumsum(np.append(0, ~same)) if len(ids) else np.empty(0, np.int64)
-    begun = np.append(True, ~same) if len(ids) else np.empty(0, bool)
-    place = np.arange(len(ids)) - np.maximum.accumulate(np.where(begun, np.arange(len(ids)), 0))
-    first, which = distinct_rows([run, place // LARGEST])
+        begun[1:] |= here & crossed
+    run = np.cumsum(begun)
+    first, which = distinct_rows([run, turns(run) // LARGEST])
     chains = Groups(parted.by_group, which, list(range(len(first))))
     return chains.where(chains.sizes > 1)
 
@@ -59,7 +57,7 @@ def parting_calls(graph: Graph, lane: int) -> np.ndarray:
         syncs["task"][(syncs["lane"] == lane) | (syncs["lane"] == ALL_LANES)],
         waits["wait"][waits["target"] == lane],
     ]
-    found: np.ndarray = np.unique(np.concatenate(calls))
+    found: np.ndarray = unique(np.concatenate(calls))
     return found[graph.alive[found]]
 
 
@@ -107,5 +105,4 @@ def bytes_left(number: np.ndarray, nbytes: np.ndarray, read: np.ndarray, chains:
     goes_in = np.where(known, np.minimum(read, nbytes), 0)
     kept = np.where(number[1:] == number[:-1], 2 * np.minimum(written[:-1], goes_in[1:]), 0)
     moved = np.bincount(number, nbytes, chains)
-    left: np.ndarray = 1 - np.bincount(number[1:], kept, chains) / np.maximum(moved, 1)
-    return left
+    return 1 - np.bincount(number[1:], kept, chains) / np.maximum(moved, 1)

@@ -105,12 +105,14 @@ def from_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the time of each task by the table, and a mask of those that it knows."""
     old = selection.duration_ns.astype(np.float64)
-    new, known = old.copy(), np.zeros(len(old), bool)
+    new = old.copy()
+    known = np.zeros(len(old), bool)
     names = selection.name.tolist()
     for index in np.flatnonzero(asked.affected).tolist():
         time = table.kernel(names[index])
         if time is not None:
-            new[index], known[index] = time, True
+            new[index] = time
+            known[index] = True
     trace = graph.recorded
     if not len(trace):
         return new, known
@@ -132,7 +134,8 @@ def from_table(
         time, before = answers[key]
         if time is not None and (before is not None or comparable or asked.other_device):
             old_ns = before or recorded[task_work.call[index]]
-            new[index], known[index] = old[index] * time / max(old_ns, 1.0), True
+            new[index] = old[index] * time / max(old_ns, 1.0)
+            known[index] = True
     return new, known
 
 
@@ -162,7 +165,8 @@ def types_of(selection: Selection) -> np.ndarray:
 
 def recorded_ns(graph: Graph) -> np.ndarray:
     """Return by row of the trace what an operator call took: its device work's time, on a CPU its own."""
-    calls, duration = calls_of(graph.recorded), graph.recorded["duration_ns"].astype(np.float64)
+    calls = calls_of(graph.recorded)
+    duration = graph.recorded["duration_ns"].astype(np.float64)
     device = calls.owner >= 0
     total = np.bincount(calls.owner[device], duration[device], len(duration))
     return np.where(calls.launches_work, total, duration)
@@ -426,7 +430,8 @@ def replace_cost(graph: Graph, tasks: Selection, factor: float | None = None) ->
 
 def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
     """Return for each row of the trace its place in the table, -1 for none; the last entry is no row."""
-    trace, place = graph.recorded, {key: number for number, key in enumerate(table.in_place)}
+    trace = graph.recorded
+    place = {key: number for number, key in enumerate(table.in_place)}
     names = {key[0] for key in place}
     wanted = of_rows(trace, "name", lambda name: bare_name(name) in names)
     rows = np.flatnonzero(wanted & trace.is_kind("operator"))
@@ -442,7 +447,7 @@ def _entries(graph: Graph, table: KernelTable) -> np.ndarray:
 def _calls(graph: Graph, tasks: Selection, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the row of each task's measured forward call, -1 for none; and whether it is backward work."""
     trace = graph.recorded
-    own, which = distinct(graph.row[tasks.ids].astype(np.int64))
+    own, which = distinct(graph.row[tasks.ids])
     around = enclosing(trace["parent"], entry >= 0, own, inner=False)
     maker = forward_rows(trace, np.maximum(own, 0))
     maker = np.where((own >= 0) & (around < 0), maker, -1)

@@ -10,7 +10,7 @@ for all others that go from 32 to 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -52,8 +52,7 @@ def rule_of(graph: Graph, kernels: Selection) -> np.ndarray:
     amounts = work(graph, kernels)
     known = (amounts.flop >= 0) | (amounts.nbytes >= 0)
     counted = counted_tasks(graph, kernels).any(axis=0)
-    found: np.ndarray = np.select([counted, known], RULES[:2], RULES[2]).astype(object)
-    return found
+    return np.select([counted, known], RULES[:2], RULES[2]).astype(object)
 
 
 def counted_kind(graph: Graph, kernels: Selection) -> np.ndarray:
@@ -116,12 +115,13 @@ def say_evidence(graph: Graph, kernels: Selection) -> None:
     """
     told = graph.recorded.metadata.get("counters")
     for sentence in evidence(graph, kernels):
-        graph.facts.rules += [sentence] * (sentence not in graph.facts.rules)
+        if sentence not in graph.facts.rules:
+            graph.facts.rules.append(sentence)
         if told:
             graph.note(sentence)
 
 
-def evidence(graph: Graph, kernels: Selection) -> list[str]:
+def evidence(graph: Graph, kernels: Selection) -> Iterator[str]:
     """Return which rule holds for how much of kernels' time, and where counters contradict names.
 
     Args:
@@ -134,16 +134,17 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     time = kernels.duration_ns.astype(np.float64)
     total = time.sum()
     if not total:
-        return []
+        return
     rule = rule_of(graph, kernels)
     share = {name: time[rule == name].sum() / total for name in RULES if (rule == name).any()}
     parts = ", ".join(f"{name} for {part:.1%}" for name, part in share.items())
-    said = [f"What bounds the kernels is known by {parts} of their time."]
+    yield f"What bounds the kernels is known by {parts} of their time."
     if "counters" not in share:
-        return said
+        return
     from daydream.costs.workload.counters import bound_by_l2, reached_l2
 
-    told, by_name = counted_kind(graph, kernels), np.full(len(kernels), None, object)
+    told = counted_kind(graph, kernels)
+    by_name = np.full(len(kernels), None, object)
     by_name[kernels_are(kernels, *STREAMING_CLASSES)] = "memory"
     by_name[kernels_are(kernels, *MATRIX_CLASSES)] = "compute"
     device = device_or_none(graph)
@@ -151,7 +152,7 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
     if device is not None and highest is not None:
         near = bound_by_l2(graph, kernels, device.bandwidth) & (told == "memory")
         if near.any():
-            said.append(
+            yield (
                 f"L2 bounds {number_of(int(near.sum()), 'kernel')}, {time[near].sum() / total:.1%} of the "
                 "time: more passes it than memory gives. Its roof is assumed to be the highest rate of this "
                 f"recording, {highest:,.0f} GB/s."
@@ -165,11 +166,10 @@ def evidence(graph: Graph, kernels: Selection) -> list[str]:
                 f"{int(which.sum()):,} named as {NAMED[name]} are bound by {BY[counters]} "
                 f"({time[which].sum() / total:.1%})"
             )
-        said.append(
+        yield (
             f"Counters contradict the names of {number_of(int(differs.sum()), 'kernel')}, "
             f"{time[differs].sum() / total:.1%} of the time, and decide: {'; '.join(each)}."
         )
-    return said
 
 
 def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
@@ -188,7 +188,8 @@ def at_peak_ns(graph: Graph, kernels: Selection) -> np.ndarray:
     """
     from daydream.costs.workload.counters import counted_l2_bytes, reached_l2
 
-    device, amounts = device_of(graph), work(graph, kernels)
+    device = device_of(graph)
+    amounts = work(graph, kernels)
     formats = number_formats(kernels, device)
     known = (amounts.flop >= 0) & (amounts.nbytes >= 0) & (amounts.flop + amounts.nbytes > 0)
     known &= np.isfinite(peaks(formats, device)) | (amounts.flop == 0)
@@ -324,7 +325,8 @@ def retime(
             other_device=change.other_device,
         )
         measured, known = from_table(graph, selection, table, change.work, asked)
-        change.new[known], change.model[known] = measured[known], "table"
+        change.new[known] = measured[known]
+        change.model[known] = "table"
     return Retimed(_whole(change.new), change.model, change.old, change.doubt)
 
 

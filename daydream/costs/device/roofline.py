@@ -90,7 +90,8 @@ ON_MATRIX_UNITS = ("float16", "bfloat16", "tf32", "float8", "int8")
 # 0.69 of the peak, large 32-bit ones on vector units 0.75 to 0.95; on a T4 (`t4_mlp_amp`, a development pair)
 # five of both sorts keep 0.70. Units that are no more than twice as fast (GeForce cards since Ampere) ask
 # for no more data than a kernel of half the bytes has.
-KEPT_ON_MATRIX_UNITS, AS_EASY_TO_FEED = 0.75, 2.2
+KEPT_ON_MATRIX_UNITS = 0.75
+AS_EASY_TO_FEED = 2.2
 # How far the rule of peaks is off for products on matrix units between GPUs of other units: at 90%, over the
 # public tables of `measured_tables.py`, 29 to 87% from A100 and H100 to newer ones.
 OFF_BETWEEN_UNITS = 0.5
@@ -195,8 +196,11 @@ class Change:
         grid_factor: float | np.ndarray = np.nan,
         assumed: str | None = None,
     ) -> None:
-        self.graph, self.selection, self.dtype = graph, selection, dtype
-        self.names, self.dtypes = selection.name, selection.dtype
+        self.graph = graph
+        self.selection = selection
+        self.dtype = dtype
+        self.names = selection.name
+        self.dtypes = selection.dtype
         self.old = selection.duration_ns.astype(np.float64)
         self.work = work(graph, selection)
         self.matrix = is_matrix(graph, selection)
@@ -237,7 +241,8 @@ class Change:
         if self.source is None or self.target is None:
             self._by_constants()
         else:
-            self.here, self.there = self.source, self.target
+            self.here = self.source
+            self.there = self.target
             self._by_peaks(self.here, self.there)
             for correct in (*TIMES, *corrections, *LIMITS):
                 correct(self)
@@ -269,7 +274,8 @@ class Change:
 
     def _as_recorded(self, source: Device, target: Device) -> Kernel:
         """Return kernels that take on their device what was recorded, each at a share of the peaks."""
-        rate, new_rate = peaks(self.formats, source), peaks(self.new_formats, target)
+        rate = peaks(self.formats, source)
+        new_rate = peaks(self.new_formats, target)
         flop = np.where(np.isfinite(rate), np.maximum(self.work.flop, 0), 0)
         nbytes = np.maximum(self.work.nbytes, 0)
         self.known = (flop + nbytes > 0) & ((flop == 0) | np.isfinite(new_rate))
@@ -278,7 +284,8 @@ class Change:
         flop = np.where(self.known, flop, guessed[0])
         nbytes = np.where(self.known, nbytes, guessed[1] * source.bandwidth)
 
-        self.flop_ns, self.bytes_ns = np.nan_to_num(flop / rate), nbytes / source.bandwidth
+        self.flop_ns = np.nan_to_num(flop / rate)
+        self.bytes_ns = nbytes / source.bandwidth
         by_flop = self.flop_ns >= self.bytes_ns
         body = np.maximum(self.body, 1e-3)  # a kernel at the floor has no body
         own = np.maximum(self.flop_ns, self.bytes_ns) / body
@@ -340,9 +347,12 @@ class Grids:
     """The blocks of some kernels as they are now, and how many the device holds. An entry a kernel."""
 
     def __init__(self, change: Change) -> None:
-        graph, selection, amounts = change.graph, change.selection, change.work
+        graph = change.graph
+        selection = change.selection
+        amounts = change.work
         self.matrix, self.units = change.matrix, units_of(graph, change.here)
-        recorded, threads = grid_blocks(graph, selection), block_threads(graph, selection)
+        recorded = grid_blocks(graph, selection)
+        threads = block_threads(graph, selection)
         self.by_bytes = amounts.flop <= 0  # copies have no arithmetic that could tell how they grow
         # The grid of a persistent kernel does not tell its work.
         from daydream.costs.resize.new_shapes import output_tiles
@@ -384,7 +394,8 @@ class Grids:
 
     def _resident(self, change: Change, blocks: np.ndarray, threads: np.ndarray) -> np.ndarray:
         """Return how many blocks a unit holds; 1 where nothing says that more work means more of them."""
-        graph, amounts = change.graph, change.work
+        graph = change.graph
+        amounts = change.work
         properties = device_properties(graph)
         most = properties.get("threads_per_multiprocessor") or RESIDENT_THREADS
         registers = properties.get("registers_per_multiprocessor") or REGISTERS
@@ -435,7 +446,8 @@ def _reach(kernel: Kernel, of_peak: np.ndarray, of_bandwidth: np.ndarray | float
 
 def fixed_cost_there(change: Change) -> None:
     """The fixed cost of a kernel is that of the other device, where both are published."""
-    here, there = change.here.floor_ns, change.there.floor_ns
+    here = change.here.floor_ns
+    there = change.there.floor_ns
     if change.other_device and here is not None and there is not None:
         change.after.fixed_ns = change.floor * (there / max(change.least, 1.0))
 
@@ -478,8 +490,11 @@ def blocks_beside(change: Change) -> None:
     """
     if change.other_device or not change.resized.any():
         return
-    grids, source, after = change.grids, change.here, change.after
-    blocks, body = grids.new_blocks, np.maximum(change.body, 1e-3)
+    grids = change.grids
+    source = change.here
+    after = change.after
+    blocks = grids.new_blocks
+    body = np.maximum(change.body, 1e-3)
     waves = grids.filled(grids.blocks, resident=True) / grids.filled(blocks, resident=True)
     found = change.body * waves
     found = found * grids.work(change.flop_factor, change.bytes_factor)
@@ -552,7 +567,8 @@ def as_measured(change: Change) -> None:
         new = change.old[mine] * after[0] / before[0]
         apart = np.abs(change.new[mine] / new - 1) if family == "attention" else 0.0
         change.doubt[mine] = np.maximum(np.maximum(before[1], after[1]), apart)
-        change.new[mine], change.model[mine] = new, "measured"
+        change.new[mine] = new
+        change.model[mine] = "measured"
 
 
 def host_link(change: Change) -> None:
@@ -568,11 +584,13 @@ def host_link(change: Change) -> None:
 
 def held_up(change: Change) -> None:
     """What counters show to wait for neither arithmetic nor memory takes as long in any element type."""
-    graph, kernels = change.graph, change.selection
+    graph = change.graph
+    kernels = change.selection
     counted = counted_tasks(graph, kernels).all(axis=0) & change.typed
     if counted.any():
         waits = counted & (bound(graph, kernels, device=change.here).kind == "latency")
-        change.new[waits], change.model[waits] = change.old[waits], "latency"
+        change.new[waits] = change.old[waits]
+        change.model[waits] = "latency"
 
 
 def more_never_takes_less(change: Change) -> None:

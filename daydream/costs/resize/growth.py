@@ -112,7 +112,8 @@ def _of_works(calls: Calls, resized: dict[int, Resized], factor: float) -> np.nd
     A column for each distinct work, and at the end one for unknown work.
     """
     found = np.ones((4, len(calls.amounts) + 1))
-    found[2, -1], found[3] = 0, np.nan
+    found[2, -1] = 0
+    found[3] = np.nan
     for place, (after, shapes, _) in resized.items():
         if after is None:
             found[:3, place] = factor, factor, 0
@@ -237,7 +238,8 @@ def arguments_now(graph: Graph, calls: Calls) -> list[list[Argument]]:
     resizes = [_resize(calls, each) for each in graph.resized if each.old is not None]
     found = []
     for name, shapes, recorded in calls.keys:
-        arguments, hint = parse_shapes(shapes) or [], recorded
+        arguments = parse_shapes(shapes) or []
+        hint = recorded
         for resize in resizes:
             after = resize.call(name, arguments, hint)
             if after is not None:

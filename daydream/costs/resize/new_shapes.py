@@ -27,9 +27,10 @@ from math import ceil, prod
 
 import numpy as np
 
+from daydream.arrays import take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import shapes_work
+from daydream.costs.workload.operator import by_thread, shapes_work
 from daydream.costs.workload.shapes import (
     Amount,
     Argument,
@@ -118,7 +119,7 @@ def routed_rows(calls: Calls, flattened: set[int]) -> set[int]:
     """Return how many rows were picked from those of a whole batch, as tokens are for an expert."""
     trace = calls.trace
     names = trace.text("name")
-    rows = calls.rows[np.asarray(trace["shapes"])[calls.rows] >= 0]
+    rows = calls.rows[trace["shapes"][calls.rows] >= 0]
     pairs = (
         np.unique(np.stack([trace["name"][rows], trace["shapes"][rows]]), axis=1).T.tolist()
         if len(rows)
@@ -148,10 +149,9 @@ def rows_of_scores(calls: Calls) -> np.ndarray:
         ]
     )
     mask = np.zeros(len(trace), bool)
-    keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
-    rows = calls.rows[np.lexsort([np.asarray(key)[calls.rows] for key in keys])]
+    rows = by_thread(trace, calls.rows)
     kind = kinds[trace["name"][rows]] if len(kinds) else np.zeros(len(rows), int)
-    thread = np.asarray(trace["tid"])[rows]
+    thread = trace["tid"][rows]
     products = np.flatnonzero(kind == 1)
     for first, last in zip(products[:-1].tolist(), products[1:].tolist(), strict=True):
         softmax = np.flatnonzero(kind[first:last] == 2)
@@ -201,7 +201,7 @@ def _of_products(
     if not len(trace):
         return found
     known = calls_of(trace)
-    which = np.where(calls >= 0, known.which[np.maximum(calls, 0)], -1)
+    which = take(known.which, calls)
     seen: dict[tuple[str | None, int], int] = {}
     for index in np.flatnonzero(which >= 0).tolist():
         key = (names[index], int(which[index]))
@@ -215,7 +215,8 @@ def _of_products(
 def _tiles(kernel: str, op: str, arguments: list[Argument]) -> int:
     batch, rows, columns = result_size(op, arguments)
     tall, wide = named_tile(kernel) or LARGEST
-    upright, turned = (ceil(rows / a) * ceil(columns / b) for a, b in ((tall, wide), (wide, tall)))
+    upright = ceil(rows / tall) * ceil(columns / wide)
+    turned = ceil(rows / wide) * ceil(columns / tall)
     return batch * min(upright, turned)
 
 
@@ -255,7 +256,9 @@ class Resize:
     """A size that changes in every tensor of a trace's calls but the parameters."""
 
     def __init__(self, calls: Calls, old: int, new: int, *, every: bool) -> None:
-        self.old, self.new, self.every = old, new, every
+        self.old = old
+        self.new = new
+        self.every = every
         self.parameters = parameter_shapes(calls)
         self.shared = every and is_feature(calls, old)  # features have the size, too
         self._twice = True

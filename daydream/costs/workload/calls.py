@@ -126,8 +126,10 @@ class Calls:
         entries = self.trace.metadata.get("operators") or []
         if not entries:
             return
-        trace, place = self.trace, {}
-        names, shapes = (set(trace.text(column)) for column in ("name", "shapes"))
+        trace = self.trace
+        place = {}
+        names = set(trace.text("name"))
+        shapes = set(trace.text("shapes"))
         for entry in entries:
             key = entry["name"], entry["shapes"]
             if key[0] not in names or key[1] not in shapes:
@@ -168,7 +170,7 @@ class Calls:
         What only writes (a buffer filled with zeros) does not do the work of a call that calculates.
         """
         wraps = np.zeros(len(self.trace), bool)
-        parent = np.asarray(self.trace["parent"], np.int64)
+        parent = self.trace["parent"]
         family = self.families[self.which]
         flop = self.numbers[0, self.which]
         for kind in {amount.family for amount in self.amounts}:
@@ -183,7 +185,7 @@ class Calls:
     @cached_property
     def owner(self) -> np.ndarray:
         """By row of device work: the operator row whose work it does, -1 for none."""
-        parent = np.asarray(self.trace["parent"], np.int64)
+        parent = self.trace["parent"]
         owner = np.full(len(parent), UNKNOWN, np.int64)
         device = np.flatnonzero(self.trace.is_kind("kernel", "memcpy", "memset"))
         owner[device] = enclosing(parent, self.which >= 0, parent[device], inner=True)
@@ -232,7 +234,7 @@ class Calls:
     def launches_work(self) -> np.ndarray:
         """Mask of host rows under which device work was launched: their own work is done there."""
         trace = self.trace
-        parent = np.asarray(trace["parent"], np.int64)
+        parent = trace["parent"]
         return rows_above(parent, np.flatnonzero(self.on_device))
 
     def by_row(self) -> RowWork:
@@ -285,12 +287,13 @@ class Calls:
 
         Where no grid was recorded, from all kernels of the name, if those agree.
         """
-        trace, found = self.trace, np.full((3, len(rows)), UNKNOWN, np.int64)
+        trace = self.trace
+        found = np.full((3, len(rows)), UNKNOWN, np.int64)
         known = np.flatnonzero(trace.is_kind("kernel") & (self.owner >= 0) & (self.share > 0))
         owner = self.owner[known]
         which = self.which[owner]
         work = np.stack([*self._scaled(which, self.share[known], known, owner), which])
-        grid = np.asarray(trace["grid"])[rows] >= 0
+        grid = trace["grid"][rows] >= 0
         for mine, columns in ((grid, ("name", "grid")), (~grid, ("name",))):
             all_rows = np.append(known, rows[mine])
             _, number = distinct_rows([trace[column][all_rows] for column in columns])
@@ -346,7 +349,7 @@ def innermost_makers(trace: Trace, rows: np.ndarray) -> np.ndarray:
     pass that a checkpoint runs again inside a node have one.
     """
     decides = nodes(trace) | (trace["sequence"] >= 0)
-    return enclosing(trace["parent"], decides, np.asarray(rows, np.int64), inner=True)
+    return enclosing(trace["parent"], decides, rows, inner=True)
 
 
 def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -364,7 +367,7 @@ def forward_rows(trace: Trace, rows: np.ndarray) -> np.ndarray:
 
 def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """Return a number of each row's rank and sequence number, and for each the last row that made its node."""
-    sequence = np.asarray(trace["sequence"], np.int64)
+    sequence = trace["sequence"]
     first, key = distinct_rows([trace["rank"], sequence])
     makers = np.flatnonzero(~nodes(trace) & trace.is_kind("operator") & (sequence >= 0))
     makers = makers[nodes_above(trace, makers) < 0]
@@ -375,7 +378,7 @@ def _last_makers(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
 
 def nodes_above(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Return the nearest node around each row, -1 for none."""
-    parent = np.asarray(trace["parent"], np.int64)
+    parent = trace["parent"]
     return enclosing(parent, nodes(trace), parent[rows], inner=True)
 
 

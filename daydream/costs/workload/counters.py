@@ -38,16 +38,14 @@ def counted_amounts(trace: Trace, key: str) -> np.ndarray:
     """Return `flop` or `bytes` of each row as they were counted, int64, -1 where they were not."""
     entries = trace.metadata.get("counters") or []
     values = [UNKNOWN if entry.get(key) is None else int(entry[key]) for entry in entries]
-    found: np.ndarray = np.array([*values, UNKNOWN], np.int64)[entry_of_rows(trace)]
-    return found
+    return np.array([*values, UNKNOWN], np.int64)[entry_of_rows(trace)]
 
 
 def counted_quantity(trace: Trace, name: str) -> np.ndarray:
     """Return one of the quantities (`counters/quantities.tsv`) of each row, float64, NaN where not counted."""
     entries = trace.metadata.get("counters") or []
     values = [(entry.get("amounts") or {}).get(name, np.nan) for entry in entries]
-    found: np.ndarray = np.array([*values, np.nan], np.float64)[entry_of_rows(trace)]
-    return found
+    return np.array([*values, np.nan], np.float64)[entry_of_rows(trace)]
 
 
 def entry_of_rows(trace: Trace) -> np.ndarray:
@@ -116,8 +114,7 @@ def bound_by_l2(graph: Graph, kernels: Selection, bandwidth: float) -> np.ndarra
     if highest is None:
         return np.zeros(len(kernels), bool)
     rate = np.nan_to_num(nbytes) / np.maximum(kernels.duration_ns, 1)
-    found: np.ndarray = rate >= max(NEAR_ROOF * highest, bandwidth)
-    return found
+    return rate >= max(NEAR_ROOF * highest, bandwidth)
 
 
 def conflict_share(amounts: Mapping[str, float | int], units: int) -> float | None:

@@ -231,7 +231,9 @@ def grouped(call: Call) -> Amount | None:
     left, right, *others = call.tensors
     if left[-1] != right[-2]:
         return None
-    m, k, n = left[-2], left[-1], right[-1]
+    m = left[-2]
+    k = left[-1]
+    n = right[-1]
     if len(left) == len(right) == 3:
         return product(left[0], m, k, n)
     groups = 1

@@ -63,6 +63,11 @@ def itemsize(dtype: str | None) -> int | None:
     return None if dtype is None else ITEM_BYTES.get(dtype)
 
 
+def by_thread(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Return rows of a trace thread by thread, each in the order of time."""
+    return rows[np.lexsort([trace[name][rows] for name in ("start_ns", "tid", "pid", "rank")])]
+
+
 LOOK_AHEAD = 24  # rows after a call in which its output shows up as somebody's input
 
 
@@ -81,8 +86,7 @@ def hints_of(
     if not needs_output.any() and not needs_weight.any():
         return [], found
     search = _Search(trace, needed)
-    keys = (trace["start_ns"], trace["tid"], trace["pid"], trace["rank"])
-    order = operators[np.lexsort([np.asarray(key)[operators] for key in keys])]
+    order = by_thread(trace, operators)
     place = np.full(len(trace), UNKNOWN, np.int64)
     place[order] = np.arange(len(order))
     for index in np.flatnonzero(needs_output).tolist():  # a few hundred calls a step at most
@@ -102,8 +106,10 @@ class _Search:
     """Shapes of a trace's calls, and what is around them."""
 
     def __init__(self, trace: Trace, formulas: list[str]) -> None:
-        self.trace, self.formulas = trace, formulas
-        self.names, self.parent = trace.text("name"), trace["parent"]
+        self.trace = trace
+        self.formulas = formulas
+        self.names = trace.text("name")
+        self.parent = trace["parent"]
 
     def tensors(self, row: int) -> list[Shape]:
         """Return the shapes of a call's tensor inputs."""

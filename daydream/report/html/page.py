@@ -2,23 +2,29 @@
 
 Everything but the timelines is plain HTML, there without the program. The chart library is
 uPlot (MIT license, `assets/uPlot.LICENSE`), copied with its license into every page that has a chart.
+
+Views as HTML by the templates in `assets`, every text escaped: as a page, or for a notebook.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from daydream import __version__
 from daydream.errors import GraphError
 from daydream.files.atomic import write_whole
+from daydream.lazy import regex
 from daydream.predict.explain import Explanation
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
-from daydream.report.format import answer_text, listed, speedup_of
-from daydream.report.html.render import page_of
+from daydream.report.format import answer_text, listed, printable, speedup_of
 from daydream.report.html.step import step_sections
 from daydream.report.timeline import timelines
 from daydream.report.view import view
@@ -34,11 +40,13 @@ from daydream.report.views.step import (
     replay_figures,
     step_figures,
 )
+from daydream.simulate.critical_path import Bound
 from daydream.text import counted
 
 if TYPE_CHECKING:
     from daydream.memory.result import MemoryReport
     from daydream.predict.rank import Ranking
+
 
 TITLES = {
     "Difference": "comparison",
@@ -105,34 +113,38 @@ def _step_of(result: object) -> tuple[Replay | None, Prediction | None]:
     return (result, None) if isinstance(result, Replay) else (None, None)
 
 
-def _answer(result: object, ranking: Ranking | None, memory: MemoryReport | None) -> list[Block]:
+def _answer(
+    result: object, ranking: Ranking | None, memory: MemoryReport | None
+) -> Iterator[Block]:
     """Return what the page begins with: the answer and its figures; of a result without a step all of it."""
-    if isinstance(result, Replay):
+    if isinstance(result, Replay) and memory is not None:
+        for each in view(memory):
+            if isinstance(each, Headline | Text) and not getattr(each, "aside", False):
+                yield each
+        yield Text(replay_answer(result), "the step: ", aside=True)
+    elif isinstance(result, Replay):
+        yield from opening(Headline(replay_answer(result)), result)
         figures = [*replay_figures(result).figures]
         best = None if ranking is None else best_of(ranking)
         if best is not None:
             figures.append(("best change", speedup_of(best), f"{named(best)}: {answer_text(best)}"))
-        said = opening(Headline(replay_answer(result)), result)
-        if memory is not None:
-            shown = (each for each in view(memory) if isinstance(each, Headline | Text))
-            about = [each for each in shown if not getattr(each, "aside", False)]
-            return [*about, Text(replay_answer(result), "the step: ", aside=True)]
-        return [*said, Figures(figures)]
-    if isinstance(result, Prediction):
+        yield Figures(figures)
+    elif isinstance(result, Prediction):
+        yield from opening(headline(result), result.replay)
+        yield from code_of(result.code)
+        if result.reason is None:
+            yield Text(bottleneck_text(result))
         figures = [*step_figures(result).figures]
         if result.memory is not None:
             change, _, likely = memory_change(result.memory).partition(" (")
             fits = [likely.removesuffix(")"), *verdict(result.memory).split(", ")[1:]]
             peak = change.rpartition(" -> ")[2]
             figures.append(("peak memory", peak, "; ".join(filter(None, fits))))
-        return [
-            *opening(headline(result), result.replay),
-            *code_of(result.code),
-            *([Text(bottleneck_text(result))] if result.reason is None else []),
-            Figures(figures),
-            *(each._replace(aside=True) for each in recorded_step(result)),
-        ]
-    return list(view(result, verbose=True))
+        yield Figures(figures)
+        for line in recorded_step(result):
+            yield line._replace(aside=True)
+    else:
+        yield from view(result, verbose=True)
 
 
 def _about(replay: Replay) -> str:
@@ -192,3 +204,78 @@ def timeline_frame(comparison: Prediction, most: int = MOST_SPANS) -> TimelineFr
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
     return TimelineFrame(frame, comparison.optimization)
+
+
+MOST_AT_ONCE = 15  # rows of a page's table that stand there before the rest is asked for
+MOST_NOTES = 4  # likewise
+CODE = regex(r"`([^`]+)`")
+BETWEEN = regex(r">\s*\n\s*<")  # lines of the template, which are no space
+
+
+def render(template: str, blocks: Sequence[Block], *, page: bool = True, **more: Any) -> str:
+    """Return blocks by a template of `assets`; `more` is what else it names."""
+    return str(_templates().get_template(template).render(blocks=blocks, page=page, **more))
+
+
+def page_of(title: str, blocks: Sequence[Block], about: str = "", *, frame: bool = False) -> str:
+    """Return a view as a whole page, which loads nothing, with the programs that its drawings need.
+
+    A `frame` in a notebook has no header and no tables.
+    """
+    charts = any(isinstance(each, Drawing) and each.name for each in blocks)
+    return render(
+        "page.jinja",
+        blocks,
+        title=title,
+        about=about,
+        frame=frame,
+        charts=charts,
+        bounds=Bound,
+        version=__version__,
+    )
+
+
+def notebook_html(blocks: Sequence[Block]) -> str:
+    """Return a view for a notebook: no styles but sides, in the notebook's own colors."""
+    return BETWEEN.sub("><", render("blocks.jinja", blocks, page=False)).strip()
+
+
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, FunctionLoader
+    from markupsafe import Markup, escape
+
+    assets = files("daydream.report") / "assets"
+
+    def asset(name: str) -> str:
+        return (assets / name).read_text("utf-8")
+
+    def shown(value: Any) -> Any:
+        text = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if text else value
+
+    def prose(text: str) -> Markup:
+        """Return a sentence with what stands in backticks as code."""
+        return Markup(CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))  # noqa: S704 - escaped
+
+    found = Environment(
+        loader=FunctionLoader(asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=shown,
+    )
+    found.filters["prose"] = prose
+    found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    found.globals |= {
+        "asset": asset,
+        "kind_of": lambda block: type(block).__name__,
+        "most_rows": MOST_AT_ONCE,
+        "most_notes": MOST_NOTES,
+    }
+    return found
+
+
+def html(thing: object) -> str:
+    """Return a result or a noun as HTML. Raises `TypeError` for anything else."""
+    return notebook_html(view(thing, verbose=True))

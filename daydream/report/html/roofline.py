@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daydream.arrays import distinct_rows
 from daydream.costs.device.retime import rule_of
 from daydream.costs.device.roofline import device_or_none
 from daydream.costs.kernels import bound, number_formats, work
@@ -30,17 +32,19 @@ MOST = 400  # circles: those that take longest
 BOUNDS = "compute", "memory", "latency"
 
 
-def roofline(graph: Graph) -> list[Block]:
+def roofline(graph: Graph) -> Iterator[Block]:
     """Return the picture and what it covers, or why there is none; nothing where there is no kernel."""
     device = device_or_none(graph)
     kernels = Selection(graph, np.flatnonzero((graph.columns["kind"] == KERNEL) & graph.alive))
     total = int(kernels.duration_ns.sum())
     if not total:
-        return []
+        return
     title = Title("Roofline", "roofline-section", HELP)
     points = [] if device is None else points_of(graph, kernels, device)
     if device is None or not points:
-        return [title, Text(NO_PEAKS if device is None else NO_WORK, aside=True)]
+        yield title
+        yield Text(NO_PEAKS if device is None else NO_WORK, aside=True)
+        return
     amounts = work(graph, kernels)
     formats = number_formats(kernels, device)[(amounts.flop > 0) & (amounts.nbytes > 0)]
     used = sorted({name for name in formats.tolist() if name in device.tflops}) or [UNTYPED]
@@ -61,7 +65,9 @@ def roofline(graph: Graph) -> list[Block]:
         "Kernels that only move bytes, or of which one of the two is unknown, are not here."
         f"{shown if len(points) > MOST else ''}"
     )
-    return [title, Text(said, aside=True), Drawing("roofline", drawn)]
+    yield title
+    yield Text(said, aside=True)
+    yield Drawing("roofline", drawn)
 
 
 def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str, Any]]:
@@ -76,16 +82,16 @@ def points_of(graph: Graph, kernels: Selection, device: Device) -> list[dict[str
     kind = bound(graph, kernels, device=device).kind[chosen]
     counted = rule_of(graph, kernels)[chosen] == "counters"
     columns = [graph.columns[name][kernels.ids[chosen]] for name in ("name", "layer")]
-    groups, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    first, group = distinct_rows(columns)
 
     def sums(values: np.ndarray) -> list[int]:
-        found = np.zeros(groups.shape[1], np.int64)
-        np.add.at(found, group.reshape(-1), values)
+        found = np.zeros(len(first), np.int64)
+        np.add.at(found, group, values)
         return list(found.tolist())
 
     names, layers = (
-        [printable(["", *graph.texts[name]][code + 1]) for code in codes]
-        for name, codes in zip(("name", "layer"), groups.tolist(), strict=True)
+        [printable(["", *graph.texts[name]][code + 1]) for code in column[first].tolist()]
+        for name, column in zip(("name", "layer"), columns, strict=True)
     )
     bounds = zip(*(sums(np.where(kind == each, time, 0)) for each in BOUNDS), strict=True)
     amount = [amounts.flop[chosen], amounts.nbytes[chosen], time, np.ones_like(time), counted]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daydream.arrays import run_starts, unique
 from daydream.costs.kernels import bound
 from daydream.errors import NotApplicableError
 from daydream.graph.plan import Cause
@@ -144,8 +145,7 @@ class StepPath:
         """The timeline's entries of the step, as a mask."""
         timeline = self.timeline
         of_step = timeline.graph.columns["step"][timeline.task] == self.step
-        mask: np.ndarray = (timeline.copy == self.copy) & of_step
-        return mask
+        return (timeline.copy == self.copy) & of_step
 
     def totals(self, column: str) -> dict[str | None, Total]:
         """Return by layer, operator or name what tasks take: on the path, on the device, on the CPU."""
@@ -173,7 +173,7 @@ class StepPath:
         columns = self.timeline.graph.columns
         lane = columns["lane"][self.task]
         phase = columns["phase"][self.task]
-        first = np.flatnonzero(np.append(True, (lane[1:] != lane[:-1]) | (phase[1:] != phase[:-1])))
+        first = np.flatnonzero(run_starts(lane) | run_starts(phase))
         if len(first) > MOST_STRETCHES:
             long = np.zeros(len(first), bool)
             time = np.add.reduceat(self.ns, first)
@@ -186,11 +186,11 @@ class StepPath:
         part = slice(begin, end)
         task = self.task[part]
         delay = self.delay_ns[part]
-        lanes = np.unique(graph.columns["lane"][task])
-        phases = np.unique(graph.columns["phase"][task])
+        lanes = unique(graph.columns["lane"][task])
+        phases = unique(graph.columns["phase"][task])
         names, texts = coded(graph, "name", task)
         by_name = np.bincount(names + 1, self.ns[part], len(texts) + 1)
-        cause = int(np.bincount(self.cause[part].astype(np.int64), delay, len(Cause)).argmax())
+        cause = int(np.bincount(self.cause[part], delay, len(Cause)).argmax())
         why = Cause(cause).label
         if cause == Cause.LANE:
             why = "start-up" if graph.lanes[lanes[0]].on_device else PathCause.UNTRACED.label
@@ -216,7 +216,7 @@ def step_sections(
     found: Prediction | None,
     ranking: Ranking | None = None,
     memory: MemoryReport | None = None,
-) -> list[Block]:
+) -> Iterator[Block]:
     """Return the sections of a replay's page, or of a what-if's with its replay; notes come last."""
     settled = replay.settled
     step, then = (settled.typical()[0], None) if found is None else found.shown_steps()
@@ -229,77 +229,74 @@ def step_sections(
         times = f"{time_text(before.step_ns)} before, {time_text(after.step_ns)} after the change"
         sides = [before, after]
         which = f"{before.name}{other}, {times}."
-    held = [] if memory is None else _memory(replay, memory, found)
-    blocks: list[Block] = [
-        Title("Timeline", "timeline"),
-        Drawing("timelines", timelines(replay, found)),
-        *([] if found is not None else held),
-        Title("Where the time goes", "breakdown", ON_PATH),
-        *_parts(replay, found),
-        *([] if ranking is None else _ranked(ranking)),
-        *_kernels(sides, which),
-        *_layers(sides, which),
-        *_ranks(replay),
-        *([] if found is None else held),
-        *roofline(replay.graph),
-    ]
-    steps = steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps")
-    on_path = [_chosen(each, "name", "on_path") for each in sides]
-    blocks += [
-        Title("Critical path", "path", f"{which} {PATH}"),
-        _largest("tasks", "task", on_path, "path_ns", [(Kind.COUNT("times"), "on_path")]),
-    ]
-    for place, each in enumerate(sides):
-        blocks += [Title(f"In order, {SIDES[place]}" if then is not None else "In order")]
-        blocks += [_in_order(each)]
-    said: list[Block] = [Notes(replay.notes, "")] if replay.notes else [Text("none")]
+    held = () if memory is None else _memory(replay, memory, found)
+    yield Title("Timeline", "timeline")
+    yield Drawing("timelines", timelines(replay, found))
+    if found is None:
+        yield from held
+    yield Title("Where the time goes", "breakdown", ON_PATH)
+    yield from _parts(replay, found)
+    if ranking is not None:
+        yield from _ranked(ranking)
+    yield from _kernels(sides, which)
+    yield from _layers(sides, which)
+    yield from _ranks(replay)
     if found is not None:
-        facts = [
-            ("options", options_text(found, usual=True)),
-            ("changed", edits_text(found)),
-            ("range", likely_text(found)),
-        ]
-        own = [note for note in found.notes if note not in replay.notes]
-        said = [Facts([each for each in facts if each[1]]), Notes([*own, *found.notes], "")]
+        yield from held
+    yield from roofline(replay.graph)
+    yield Title("Critical path", "path", f"{which} {PATH}")
+    on_path = [_chosen(each, "name", "on_path") for each in sides]
+    yield _largest("tasks", "task", on_path, "path_ns", [(Kind.COUNT("times"), "on_path")])
+    for place, each in enumerate(sides):
+        yield Title(f"In order, {SIDES[place]}" if then is not None else "In order")
+        yield _in_order(each)
+    yield Title("How well the replay fits", "replay")
+    steps = steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps")
     chart: dict[str, Any] = {"names": [printable(step.name) for step in replay.steps]}
     for at, column in enumerate(steps.columns):
         if column.kind is Kind.TIME and (found is not None or column.title != "predicted"):
             values: list[Any] = [row.cells[at] for row in steps.rows]
             chart[column.title] = [None if ns is None else ns / 1e6 for ns in values]
-    return [
-        *blocks,
-        Title("How well the replay fits", "replay"),
-        Drawing("steps-chart", chart),
-        steps,
-        Facts(graph_facts(replay, replay.to_json())),
-        Title("Assumptions and notes", "notes"),
-        *said,
+    yield Drawing("steps-chart", chart)
+    yield steps
+    yield Facts(graph_facts(replay, replay.to_json()))
+    yield Title("Assumptions and notes", "notes")
+    if found is None:
+        yield Notes(replay.notes, "") if replay.notes else Text("none")
+        return
+    facts = [
+        ("options", options_text(found, usual=True)),
+        ("changed", edits_text(found)),
+        ("range", likely_text(found)),
     ]
+    yield Facts([each for each in facts if each[1]])
+    own = [note for note in found.notes if note not in replay.notes]
+    yield Notes([*own, *found.notes], "")
 
 
-def _parts(replay: Replay, found: Prediction | None) -> list[Block]:
+def _parts(replay: Replay, found: Prediction | None) -> Iterator[Block]:
     """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
     sides = [replay.breakdown()] if found is None else list(found.breakdowns())
     table = breakdown(*sides, names=SIDES if found else ("replayed",))
     used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
-    moved = moved_bound(*sides) if len(sides) > 1 else ""
-    tables = [part for part in table.split() if part.columns[0].title != BY_LAYER]
-    said = [Text(moved)] if moved else []
-    return [*said, Beside(tables), Drawing("legend", list(bounds))]
+    if len(sides) > 1 and (moved := moved_bound(*sides)):
+        yield Text(moved)
+    yield Beside([part for part in table.split() if part.columns[0].title != BY_LAYER])
+    yield Drawing("legend", list(bounds))
 
 
-def _ranked(ranking: Ranking) -> list[Block]:
-    shown = changes(ranking, verbose=True, name="ranked")
+def _ranked(ranking: Ranking) -> Iterator[Block]:
+    shown = list(changes(ranking, verbose=True, name="ranked"))
     tables: list[Block] = [each for each in shown if isinstance(each, Table)]
     step = f"the {ranking.replay.basis} step, {time_text(ranking.replayed_ns)} now"
-    return [
-        Title("Ranked what-ifs", "whatifs", f"{RANKED} All are of {step}."),
-        *(tables or [Text("None would make the step shorter.")]),
-        *(each for each in shown if isinstance(each, Text) and each.head.startswith("cannot")),
-        Facts([(name, ", ".join(names)) for name, names in without_gain(ranking)]),
-        *reasons_table(ranking),
-    ]
+    yield Title("Ranked what-ifs", "whatifs", f"{RANKED} All are of {step}.")
+    yield from tables or [Text("None would make the step shorter.")]
+    for each in shown:
+        if isinstance(each, Text) and each.head.startswith("cannot"):
+            yield each
+    yield Facts([(name, ", ".join(names)) for name, names in without_gain(ranking)])
+    yield from reasons_table(ranking)
 
 
 # Kernels, layers, ranks
@@ -334,27 +331,25 @@ def _largest(
     return Table([*heads, *(column for column, _ in extra)], rows, whole, name=name)
 
 
-def _kernels(sides: Sequence[StepPath], which: str) -> list[Block]:
+def _kernels(sides: Sequence[StepPath], which: str) -> Iterator[Block]:
     """Return the device work of a step by name, with what bounds most of each kernel's time."""
     totals = [_chosen(each, "name", "device_ns") for each in sides]
     if not totals[0]:
-        return []
+        return
     extra: list[Extra] = [
         (Kind.COUNT("count"), "tasks"),
         (Kind.COUNT("mean, us"), "mean_us"),
         (Column("bound by"), _bounds(sides[-1])),
     ]
     text = f"{which} Device work, on the critical path or hidden."
-    return [
-        Title("Kernels", "kernel-table", text),
-        _largest("kernels", "kernel", totals, "device_ns", extra),
-    ]
+    yield Title("Kernels", "kernel-table", text)
+    yield _largest("kernels", "kernel", totals, "device_ns", extra)
 
 
 def _bounds(path: StepPath) -> dict[str | None, str]:
     graph = path.timeline.graph
     task = path.timeline.task[path.inside]
-    kernels = Selection(graph, np.unique(task[graph.columns["kind"][task] == KERNEL]))
+    kernels = Selection(graph, unique(task[graph.columns["kind"][task] == KERNEL]))
     try:
         kinds = bound(graph, kernels).kind.tolist()
     except NotApplicableError:
@@ -365,7 +360,7 @@ def _bounds(path: StepPath) -> dict[str | None, str]:
     return {name: kind for (name, kind), _ in reversed(total.most_common())}
 
 
-def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
+def _layers(sides: Sequence[StepPath], which: str) -> Iterator[Block]:
     """Return a step's layers, nested and as a table; its operators where no layers are known."""
     known = set(sides[0].totals("layer")) - {None}
     one, column = ("layer", "layer") if known else ("operator", "op")
@@ -379,22 +374,25 @@ def _layers(sides: Sequence[StepPath], which: str) -> list[Block]:
     of = "device_ns" if any(each.device_ns for each in totals[-1].values()) else "cpu_ns"
     work = {name or UNKNOWN: getattr(each, of) for name, each in totals[-1].items()}
     drawn = [Drawing("icicle", work)] if known else []
-    return [title, *drawn, _largest("layers", one, totals, "path_ns", extra)]
+    yield title
+    yield from drawn
+    yield _largest("layers", one, totals, "path_ns", extra)
 
 
-def _ranks(replay: Replay) -> list[Block]:
+def _ranks(replay: Replay) -> Iterator[Block]:
     """Return where the time of each rank goes, side by side; nothing of one rank."""
     of_rank: dict[int, list[int]] = {}
     for step in replay.settled.step_times():
         of_rank.setdefault(step_rank(replay.graph.steps[step]), []).append(step)
     if len(of_rank) == 1:
-        return []
+        return
     shown = dict(sorted(of_rank.items())[:MOST_RANKS])
     sides = [parts_of(replay.settled, steps) for steps in shown.values()]
     names = [f"rank {rank}" for rank in shown]
     more = f" The first {MOST_RANKS} of {len(of_rank)} ranks." if of_rank.keys() - shown else ""
     table = breakdown(*sides, names=names, change="", only_causes=True)
-    return [Title("Ranks side by side", "ranks", RANKS + more), table]
+    yield Title("Ranks side by side", "ranks", RANKS + more)
+    yield table
 
 
 # The path in order, and the steps
@@ -418,7 +416,7 @@ def _in_order(path: StepPath) -> Table:
 # Memory
 
 
-def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> list[Block]:
+def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> Iterator[Block]:
     """Return the chart, and who holds the peak of each device: as recorded, and after a change."""
     trace = replay.graph.trace
     chart: dict[str, Any] = {"length": 0, "lines": []}  # ms from the window's begin, MiB
@@ -434,38 +432,35 @@ def _memory(replay: Replay, report: MemoryReport, found: Prediction | None) -> l
             mib = np.round(amounts / 2**20, 3).tolist()
             line = {"name": device_name(one), "ms": (time / 1e6).tolist(), "mib": mib}
             chart["lines"].append(line)
-    blocks: list[Block] = [Title("Memory", "memory", MEMORY), Drawing("memory-chart", chart)]
+    yield Title("Memory", "memory", MEMORY)
+    yield Drawing("memory-chart", chart)
     devices = sorted(report.devices, key=lambda each: each.device == "cpu")
     for place, device in enumerate(devices):
-        blocks.append(Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}"))
-        blocks.append(
-            holders_table(
-                device,
-                MOST_ROWS,
-                lines=True,
-                name=f"holders-{place}",
-            )
+        yield Title(f"{'' if found is None else 'As recorded: '}{memory_headline(device)}")
+        yield holders_table(
+            device,
+            MOST_ROWS,
+            lines=True,
+            name=f"holders-{place}",
         )
     if found is None:
-        return blocks
+        return
     answer = found.memory_answer
     title = f"After {found.optimization}: "
     if answer.unsaid is not None:
-        return [*blocks, Title(f"{title}{answer.unsaid}")]
+        yield Title(f"{title}{answer.unsaid}")
+        return
     if answer.memory is None or trace is None:
-        return blocks
-    blocks.append(Title(f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}"))
+        return
+    yield Title(f"{title}peak {memory_change(answer.memory)}{verdict(answer.memory)}")
     held = changed(held_now(trace, replay.graph), found.memory_changes())
     then = at_peak(held, *worst_device(held))
-    return [
-        *blocks,
-        holders_table(
-            then,
-            MOST_ROWS,
-            lines=True,
-            name=f"holders-{len(devices)}",
-        ),
-    ]
+    yield holders_table(
+        then,
+        MOST_ROWS,
+        lines=True,
+        name=f"holders-{len(devices)}",
+    )
 
 
 def _thinned(time: np.ndarray, held: np.ndarray, length_ns: int) -> tuple[np.ndarray, np.ndarray]:

@@ -73,7 +73,8 @@ def breakdown(
         found[MEANWHILE] = [each for each in beside if each[0] != REST]
     rows = []
     for title, parts in found.items():
-        rows += [Row((title,), style=HEADING)] if parts and not only_causes else []
+        if parts and not only_causes:
+            rows.append(Row((title,), style=HEADING))
         style = NEUTRAL if title == MEANWHILE or not judged else ""
         for name, ns in parts:
             rows.append(times_row(name if name == STEP else f"  {name}", ns, whole, style))
@@ -91,7 +92,8 @@ def cause_table(before: Parts, after: Parts) -> Table:
         most += 1
     shown = [each for each in found[:most] if max(each[1]) >= HIDDEN * whole]
     rest = _sums([each for each in found if each not in shown], 2)
-    shown += [(REST, rest)] if max(rest) >= HIDDEN * whole else []
+    if max(rest) >= HIDDEN * whole:
+        shown.append((REST, rest))
     heads = [column._replace(width=60) for column in columns("what a step waits for", SIDES)]
     rows = [times_row(f"  {name}", ns, whole) for name, ns in shown]
     return Table(heads, [*rows, times_row(STEP, total, whole)], whole)

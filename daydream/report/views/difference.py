@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ HOW = (
 )
 
 
-def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> list[Block]:
+def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> Iterator[Block]:
     """Return the change of the step, where the time of both goes by cause, and what changed most.
 
     Verbose adds phases and layers, the work by layer, operator, kernel and CPU operator.
@@ -66,17 +66,17 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> l
     sides = (one.breakdown, two.breakdown)
     more = "phases, layers and kernels, what runs meanwhile"
     moved = moved_bound(*sides) if judged else ""
-    return [
-        *_answer(found),
-        _steps(found),
-        Facts([(names[0], _side(one)), (names[1], _side(two))]),
-        breakdown(*sides, names=names, only_causes=not verbose, judged=judged),
-        *([Text(moved)] if moved else []),
-        _work(found, top, verbose=verbose),
-        *(Text(said, aside=True) for said in _unchanged(found)),
-        *([] if verbose else [Text(more, "-v adds: ", aside=True)]),
-        Notes(found.notes),
-    ]
+    yield from _answer(found)
+    yield _steps(found)
+    yield Facts([(names[0], _side(one)), (names[1], _side(two))])
+    yield breakdown(*sides, names=names, only_causes=not verbose, judged=judged)
+    if moved:
+        yield Text(moved)
+    yield _work(found, top, verbose=verbose)
+    yield from (Text(said, aside=True) for said in _unchanged(found))
+    if not verbose:
+        yield Text(more, "-v adds: ", aside=True)
+    yield Notes(found.notes)
 
 
 def sides_of(found: Difference) -> tuple[str, str]:
@@ -99,27 +99,28 @@ def _side(side: Side) -> str:
     return f"{name}: {', '.join(filter(None, [*parts, made_up(side.graph.recorded)]))}"
 
 
-def _answer(found: Difference) -> list[Block]:
+def _answer(found: Difference) -> Iterator[Block]:
     """Return the step before and after, and whether that is clear; or what came of a prediction."""
     one = found.before
     two = found.after
     if not one.prediction:
         noise = "; the step times overlap, so this may be noise" if found.overlap else ""
-        return [Headline(step_change_text(one.simulated_ns, two.simulated_ns) + noise)]
+        yield Headline(step_change_text(one.simulated_ns, two.simulated_ns) + noise)
+        return
     known = _known(two)
     measured = f"{known} {time_text(two.simulated_ns)} per step"
     if one.reason or found.error is None:
         said = f"predicted unknown, {measured}; no prediction to judge"
-        return [Headline(f"{one.prediction}: {said}")]
+        yield Headline(f"{one.prediction}: {said}")
+        return
     came = f"{'' if found.overlap else 'not '}as predicted"
     error = percent(found.error, signed=True)
     said = f"predicted {time_text(one.simulated_ns)}, {measured}; {came}, error {error}"
-    blocks: list[Block] = [Headline(f"{one.prediction}: {said}")]
+    yield Headline(f"{one.prediction}: {said}")
     start = found.started_from_ns
     if start is not None:
         gains = [speedup(start, side.simulated_ns) for side in (one, two)]
-        blocks.append(Text(f"from {time_text(start)}: predicted {gains[0]}, {known} {gains[1]}"))
-    return blocks
+        yield Text(f"from {time_text(start)}: predicted {gains[0]}, {known} {gains[1]}")
 
 
 def _step_row(
@@ -266,7 +267,7 @@ def _unchanged(found: Difference) -> list[str]:
 # Many runs, many ranks
 
 
-def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Block]:
+def series(found: Series, *, verbose: bool = False, top: int = TOP) -> Iterator[Block]:
     """Return which run is the first slower one, all of them, and what is slower in it."""
     runs = Table(
         [Column("run", keep="end"), Kind.TIME("step", bar=True), Column("")],
@@ -277,7 +278,10 @@ def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Bloc
         steps = [run.step_ns for run in found.runs]
         spread = f"steps differ by {percent(stdev(steps) / fmean(steps))} from run to run"
         said = "no run is slower than the spread from run to run explains"
-        return [Headline(said), Text(f"{spread}; a smaller change does not show"), runs]
+        yield Headline(said)
+        yield Text(f"{spread}; a smaller change does not show")
+        yield runs
+        return
     first, *chances = (
         percent(each.chance) if each.chance >= 1e-4 else "under 0.01%"
         for each in (shift, *found.operators[: None if verbose else top])
@@ -289,15 +293,14 @@ def series(found: Series, *, verbose: bool = False, top: int = TOP) -> list[Bloc
     changed = step_change_text(shift.before_ns, shift.after_ns)
     spread = percent(shift.spread_ns / shift.before_ns)
     heads = [*columns("slower operators", ("others", "slower runs")), Column("by chance")]
-    return [
-        Headline(f"first slower run: {found.first_slow}, {changed}"),
-        Text(f"by chance: {first}; steps differ by {spread} from run to run"),
-        runs,
-        *([Table(heads, rows)] if rows else []),
-    ]
+    yield Headline(f"first slower run: {found.first_slow}, {changed}")
+    yield Text(f"by chance: {first}; steps differ by {spread} from run to run")
+    yield runs
+    if rows:
+        yield Table(heads, rows)
 
 
-def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]:
+def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> Iterator[Block]:
     """Return what each rank, stage and kind of work costs, and what would be without it."""
     whole = found.replayed_ns
     said = "no rank or stage makes the step longer"
@@ -316,7 +319,8 @@ def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]
         ("by work", found.ns_by_work),
     ):
         shown = [Row((f"  {name}", None, None, ns)) for name, ns in costs.items() if ns]
-        rows += [Row((head,), style=HEADING), *shown[:top]] if len(shown) > 1 else []
+        if len(shown) > 1:
+            rows += [Row((head,), style=HEADING), *shown[:top]]
     rest = [
         ("other parts", found.others_ns + sum(each.cost_ns for each in less)),
         ("the balanced step", found.balanced_ns),
@@ -324,13 +328,15 @@ def blame(found: Blame, *, verbose: bool = False, top: int = TOP) -> list[Block]
     ]
     rows += [Row((name, None, None, ns)) for name, ns in rest if ns]
     heads = [Kind.TIME(head) for head in ("takes longer by", "saves alone", "costs")]
-    return [Headline(said), Table([Column("what"), *heads], rows, whole), Notes(found.notes)]
+    yield Headline(said)
+    yield Table([Column("what"), *heads], rows, whole)
+    yield Notes(found.notes)
 
 
 # A change that was made for real
 
 
-def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
+def confirmation(found: Confirmation, *, verbose: bool = False) -> Iterator[Block]:
     """Return the predicted and the confirmed step, the error and the control, and where a step differs."""
     blocks = found.blocks
     base = blocks.baseline_ns
@@ -352,37 +358,31 @@ def confirmation(found: Confirmation, *, verbose: bool = False) -> list[Block]:
     if found.predicted_ns is None:
         rows[1] = Row(("predicted", "unknown", None, "unknown"))
     name = found.comparison.optimization
-    shown: list[Block] = [
-        Headline(f"{name}: {said}; error of the predicted step {error}"),
-        Text(f"control (baseline vs. baseline): {control}, this machine's noise"),
-        _step_table(rows, "90% interval"),
-    ]
+    yield Headline(f"{name}: {said}; error of the predicted step {error}")
+    yield Text(f"control (baseline vs. baseline): {control}, this machine's noise")
+    yield _step_table(rows, "90% interval")
     if found.difference is not None:
-        shown += _recorded(found, found.difference, verbose=verbose)
+        yield from _recorded(found, found.difference, verbose=verbose)
     how = HOW.format(rounds=blocks.rounds)
-    return [*shown, Notes([how, *_doubts(found), *found.comparison.notes])]
+    yield Notes([how, *_doubts(found), *found.comparison.notes])
 
 
-def _doubts(found: Confirmation) -> list[str]:
-    said = []
+def _doubts(found: Confirmation) -> Iterator[str]:
     if found.error is None:
-        said.append(
-            f"The step could not be predicted from the trace, because {found.comparison.reason}."
-        )
+        yield f"The step could not be predicted from the trace, because {found.comparison.reason}."
     if found.restless:
-        said.append("The unchanged step differs from itself by more than 5%: the machine was busy.")
+        yield "The unchanged step differs from itself by more than 5%: the machine was busy."
     if found.difference is None:
-        said.append("The steps with the change were not recorded: the script ended before.")
+        yield "The steps with the change were not recorded: the script ended before."
     if found.apart:
-        said.append(
+        yield (
             f"The recorded steps say {found.recorded_speedup:.2f}x, those that were timed in turns "
             f"{found.blocks.speedup:.2f}x: the few recorded ones with the change were disturbed, or "
             "recording costs them another share. Trust the counts in the tables more than the times."
         )
-    return said
 
 
-def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> list[Block]:
+def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> Iterator[Block]:
     """Return where in the recorded step the prediction came true, and where not."""
     predicted = difference.before.simulated_ns
     measured = difference.after.simulated_ns
@@ -399,4 +399,6 @@ def _recorded(found: Confirmation, difference: Difference, *, verbose: bool) -> 
     names = ("before", "predicted", "measured")
     table = breakdown(*parts, names=names, change="off by", only_causes=not verbose, judged=False)
     adds = Text("phases, layers and kernels", "-v adds: ", aside=True)
-    return [figures, table, _work(difference) if verbose else adds]
+    yield figures
+    yield table
+    yield _work(difference) if verbose else adds

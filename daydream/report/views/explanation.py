@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from daydream.costs.counters.listing import counters_table
-from daydream.costs.counters.quantities import QUANTITIES
+from daydream.costs.counters.quantities import QUANTITIES, counters_table
 from daydream.predict.explain import NOT_RECORDED
 from daydream.predict.memory import MemoryAnswer
 from daydream.predict.notes import UNMOVED
@@ -30,14 +29,18 @@ from daydream.text import bytes_text, counted
 from daydream.trace.recorded_time import made_up, whole_recording
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from daydream.predict.explain import Explanation
     from daydream.predict.suggest import Avoidable, WhatIfResult
     from daydream.trace.trace import Trace
 
 SMALLEST = 0.002  # of the step: causes below it are summed up
-LABEL, LAYER, PATH, SOURCE = 34, 40, 50, 90  # characters of names, paths and lines of the program
+# Characters of names, paths and lines of the program
+LABEL = 34
+LAYER = 40
+PATH = 50
+SOURCE = 90
 HALF = 0.5
 WORTH_A_WORD = 0.05  # of the critical path
 MANY = 10
@@ -97,7 +100,7 @@ def explanation(
     *,
     verbose: bool = False,
     words: Sequence[str] = (),
-) -> list[Block]:
+) -> Iterator[Block]:
     """Return what bounds the step, the largest avoidable costs and the causes of its time.
 
     With `verbose` all of these, what goes on off the critical path, and the notes. `words` name the trace at
@@ -105,30 +108,29 @@ def explanation(
     """
     worth = found.worth_it
     trace = found.replay.graph.trace
-    blocks: list[Block] = [
-        *map(Text, whole_recording(trace)),
-        Text(verdict(found), margin=0),
-        _figures(found),
-        *about_steps(found.replay),
-        *_memory(found, words),
-        *_costs(found, words, verbose=verbose),
-        *([] if worth or verbose else [Text(NO_SAVING)]),
-        _causes(found, verbose=verbose),
-    ]
+    yield from map(Text, whole_recording(trace))
+    yield Text(verdict(found), margin=0)
+    yield _figures(found)
+    yield from about_steps(found.replay)
+    yield from _memory(found, words)
+    yield from _costs(found, words, verbose=verbose)
+    if not (worth or verbose):
+        yield Text(NO_SAVING)
+    yield _causes(found, verbose=verbose)
     if verbose:
-        return [
-            *blocks,
-            Notes(beside(found), "off the critical path", aside=False),
-            Notes(_idle_costs(found), "large but not worth removing", aside=False),
-            Notes(counted_sentences(trace), "what counters say of kernels", aside=False),
-            Notes(found.notes),
-        ]
+        yield Notes(beside(found), "off the critical path", aside=False)
+        yield Notes(_idle_costs(found), "large but not worth removing", aside=False)
+        yield Notes(counted_sentences(trace), "what counters say of kernels", aside=False)
+        yield Notes(found.notes)
+        return
     others = len(worth) - FIRST_COSTS
     own = set(found.notes) - set(found.replay.notes)
     more = [counted(others, "avoidable cost")] if others > 0 else []
-    more += [counted(len(own), "note")] if own else []
+    if own:
+        more.append(counted(len(own), "note"))
     said = ", ".join([*more, "work and waits off the critical path"])
-    return [*blocks, Text(said, "-v adds: ", aside=True), *recording_notes(found.replay.notes)]
+    yield Text(said, "-v adds: ", aside=True)
+    yield from recording_notes(found.replay.notes)
 
 
 def explain_json(found: Explanation) -> dict[str, Any]:
@@ -290,7 +292,8 @@ def beside(found: Explanation) -> list[str]:
             depth = found.graph.facts.queue_depth
             waited = time_text(launching.queue_wait_ns)
             text += f", {waited} of it waiting for room in the launch queue"
-            text += f" ({counted(depth, 'launch', 'launches')} deep)" if depth else ""
+            if depth:
+                text += f" ({counted(depth, 'launch', 'launches')} deep)"
         said.append(f"{text}.")
     if found.synchronization_wait_ns:
         waited = time_text(found.synchronization_wait_ns)
@@ -366,15 +369,16 @@ def _command(asked: WhatIfResult, words: Sequence[str] = ()) -> str:
     return printable(shlex.join([*asked.command, *words]))
 
 
-def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> list[Block]:
+def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> Iterator[Block]:
     """Return the costs worth a change, the largest first, each with what to type and to write.
 
     Verbose also with what other what-ifs would save of it.
     """
     worth = found.worth_it[: MOST_COSTS if verbose else FIRST_COSTS]
-    blocks: list[Block] = [Title(AVOIDABLE)] if worth else []
+    if worth:
+        yield Title(AVOIDABLE)
     for place, cost in enumerate(worth, 1):
-        blocks.append(Text(sentence(cost), f"{place}. "))
+        yield Text(sentence(cost), f"{place}. ")
         told = cost.best or cost.limit
         if told is None or told.predicted_ns is None:
             continue
@@ -386,17 +390,17 @@ def _costs(found: Explanation, words: Sequence[str], *, verbose: bool) -> list[B
             saved += " (then limited by other work)"
         if cost.best is None:
             advice = f"; {ADVICE[cost.sort]}" if cost.sort in ADVICE else ""
-            blocks.append(Text(f"removing it saves {saved}{advice}", margin=OF_COSTS))
+            yield Text(f"removing it saves {saved}{advice}", margin=OF_COSTS)
             continue
         others = [
             f"{each.optimization} {time_text(each.saving_ns)}"
             for each in cost.whatifs[1:]
             if verbose and each.saving_ns is not None and each.saving_ns > 0
         ]
-        saved += f"   (or {listed(others)})" if others else ""
-        blocks.append(Text(f"{_command(told, words)}   saves {saved}", margin=OF_COSTS))
-        blocks += code_of(told.code, OF_COSTS)
-    return blocks
+        if others:
+            saved += f"   (or {listed(others)})"
+        yield Text(f"{_command(told, words)}   saves {saved}", margin=OF_COSTS)
+        yield from code_of(told.code, OF_COSTS)
 
 
 def _idle_costs(found: Explanation) -> list[str]:
@@ -432,11 +436,12 @@ def _idle_costs(found: Explanation) -> list[str]:
 # Memory and counters
 
 
-def _memory(found: Explanation, words: Sequence[str]) -> list[Block]:
+def _memory(found: Explanation, words: Sequence[str]) -> Iterator[Block]:
     """Return the peak of a step, what most of it is; and where it may not fit, what makes it smaller."""
     memory = found.memory
     if memory is None:
-        return memory_line(MemoryAnswer(unsaid=found.memory_unsaid))
+        yield from memory_line(MemoryAnswer(unsaid=found.memory_unsaid))
+        return
     device = memory.holders
     change = memory_change(memory, changes=found.after is not None)
     kind, nbytes = max(device.by_kind.items(), key=lambda each: each[1], default=("unknown", 0))
@@ -444,20 +449,22 @@ def _memory(found: Explanation, words: Sequence[str]) -> list[Block]:
     where = ", ".join(part for part in (device.peak_phase, layer) if part)
     share = percent(nbytes / max(device.peak_allocated_bytes or 0, 1))
     most = f"{share} of it {MANY_KINDS.get(kind, kind + 's')}{f', reached in {where}' if where else ''}"
-    blocks: list[Block] = [Text(f"peak memory {change}{memory_verdict(memory)}; {most}")]
+    yield Text(f"peak memory {change}{memory_verdict(memory)}; {most}")
     if memory.capacity_bytes is None or memory.fits:
-        return blocks
+        return
     alone = memory.by_kind.get("parameter", 0)
     if alone > memory.capacity_bytes:
         only = "only sharding them or fewer bits for them helps"
-        blocks.append(Text(f"its parameters alone take {bytes_text(alone)}: {only}", margin=4))
+        yield Text(f"its parameters alone take {bytes_text(alone)}: {only}", margin=4)
     if not memory.whatifs:
-        return [*blocks, Text("no what-if for its largest holders makes it smaller", margin=4)]
+        yield Text("no what-if for its largest holders makes it smaller", margin=4)
+        return
     best = memory.whatifs[0]
     step = "" if best.predicted_ns is None else f"; step {time_text(best.predicted_ns)}"
     needs = f" ({best.needs})" if best.needs else ""
     said = f"{_command(best, words)}   peak {bytes_text(best.after_bytes)}, {FITS[best.fits]}{step}{needs}"
-    return [*blocks, Text(said, margin=4), *code_of(best.code, 4)]
+    yield Text(said, margin=4)
+    yield from code_of(best.code, 4)
 
 
 def counted_sentences(trace: Trace | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from math import prod
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ QUESTIONS = {
 TOLD = ("lr", "momentum", "betas", "weight_decay", "foreach", "fused")
 
 
-def info(found: Info, *, verbose: bool = False) -> list[Block]:
+def info(found: Info, *, verbose: bool = False) -> Iterator[Block]:
     """Return whether a trace is good enough, and what it holds; `verbose` all of it, and every note."""
     metadata = found.trace.metadata
     facts = {
@@ -94,19 +95,19 @@ def info(found: Info, *, verbose: bool = False) -> list[Block]:
     notes = [each for each in dict.fromkeys(found.notes) if each not in headline]
     first = notes if verbose else notes[:MOST_NOTES]
     hidden = [] if verbose else [name for name, _ in known if name in DETAILS]
-    blocks: list[Block] = [
-        *map(Text, headline),
-        Title("good enough for"),
-        Facts(
-            [(title, f"{each.answer}: {each.why}") for title, each in verdicts.items()],
-            answers=True,
-        ),
-        Title("recorded"),
-        Facts([each for each in known if each[0] not in hidden]),
-        Notes(first),
-    ]
-    hidden += [counted(len(notes) - len(first), "note")] if notes[len(first) :] else []
-    return [*blocks, Text(listed(hidden), "-v adds: ", aside=True)] if hidden else blocks
+    yield from map(Text, headline)
+    yield Title("good enough for")
+    yield Facts(
+        [(title, f"{each.answer}: {each.why}") for title, each in verdicts.items()],
+        answers=True,
+    )
+    yield Title("recorded")
+    yield Facts([each for each in known if each[0] not in hidden])
+    yield Notes(first)
+    if notes[len(first) :]:
+        hidden.append(counted(len(notes) - len(first), "note"))
+    if hidden:
+        yield Text(listed(hidden), "-v adds: ", aside=True)
 
 
 def _recorded(found: Info) -> str:
@@ -129,7 +130,8 @@ def _device(found: Info) -> str:
     known = [*dict.fromkeys(filter(None, known if any(known) else names.values()))]
     text = listed(known) or " ".join(["unnamed", *filter(None, [found.vendor]), "device"])
     text += f", {'device' if len(used) == 1 else 'devices'} {listed(list(map(str, used)))}"
-    text += f" of {len(devices)}" if len(devices) > len(used) else ""
+    if len(devices) > len(used):
+        text += f" of {len(devices)}"
     return text if busy is None else f"{text}, busy {busy:.0%} of the complete steps"
 
 
@@ -140,7 +142,8 @@ def _lanes(found: Info) -> str:
         f"{stream.name} ({counted(stream.tasks, 'task')}, {time_text(stream.busy_ns)})"
         for stream in streams[:MOST_STREAMS]
     ]
-    text += f"; {', '.join(shown)}" if shown else ""
+    if shown:
+        text += f"; {', '.join(shown)}"
     more = len(streams) - MOST_STREAMS
     return text + (f" and {more} more" if more > 0 else "")
 
@@ -222,7 +225,8 @@ def _counters(found: Info, *, verbose: bool) -> str:
     if known is None:
         return NO_COUNTERS if verbose and "kernel" in found.rows_by_kind else ""
     text = f"of {known['kernels']:,} of {counted(known['of'], 'kernel')}: {', '.join(known['quantities'])}"
-    text += f"; sums of kernels {'; '.join(known['windows'])}" if known["windows"] else ""
+    if known["windows"]:
+        text += f"; sums of kernels {'; '.join(known['windows'])}"
     return "\n".join([text, *(counted_sentences(found.trace) if verbose else [])])
 
 
@@ -256,7 +260,8 @@ def _model(parameters: list[dict[str, Any]]) -> str:
     types = listed(sorted({str(one["dtype"]) for one in parameters}))
     text = f"{elements:,} parameters in {counted(len(parameters), 'tensor')}, {types}"
     frozen = sum(not one["requires_grad"] for one in parameters)
-    text += f", {frozen} of the tensors frozen" if frozen else ""
+    if frozen:
+        text += f", {frozen} of the tensors frozen"
     return f"{text}; gradients {bytes_text(sum(one['gradient_bytes'] for one in parameters))}"
 
 
@@ -269,7 +274,8 @@ def _optimizer(optimizer: dict[str, Any]) -> str:
         for name, value in list(known.items())[:MOST_SETTINGS]
     ]
     text = f"{optimizer['name']!s}{' (' + ', '.join(told) + ')' if told else ''}"
-    text += f", {len(groups)} groups (the first one's settings)" if len(groups) > 1 else ""
+    if len(groups) > 1:
+        text += f", {len(groups)} groups (the first one's settings)"
     tensors = sum(group["tensors"] for group in groups)
     return f"{text}, {counted(tensors, 'tensor')}, state {bytes_text(optimizer['state_bytes'])}"
 
@@ -320,7 +326,7 @@ def collectives_of_steps(trace: Trace) -> dict[tuple[int, int], tuple[tuple[str,
     numbers = trace["step"][chosen].tolist()
     sizes = [0] * len(chosen)
     if "bytes" in trace.columns:
-        sizes = np.maximum(np.asarray(trace["bytes"])[chosen], 0).tolist()
+        sizes = np.maximum(trace["bytes"][chosen], 0).tolist()
     found: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for step, name, size in zip(numbers, trace.values("collective", chosen), sizes, strict=True):
         if steps[step].get("covered"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
@@ -24,7 +24,10 @@ CONTEXTS = (300 << 20, CLOSE)
 EARLIER = "held before"  # as results name it
 FITS = {True: "fits", False: "does not fit", None: "too close to tell"}
 UNKNOWN = "unknown"
-MOST, MOST_VERBOSE, MOST_USES = 6, 20, 100  # rows
+# Rows
+MOST = 6
+MOST_VERBOSE = 20
+MOST_USES = 100
 LINK = 25  # GB/s: PCIe 4.0 with 16 lanes, as copies of pinned memory reach it
 Use = tuple[str, Sequence[Column], Sequence[Sequence[Any]]]  # a line, heads and rows of a table
 
@@ -32,13 +35,14 @@ Use = tuple[str, Sequence[Column], Sequence[Sequence[Any]]]  # a line, heads and
 # Of a prediction
 
 
-def memory_line(answer: MemoryAnswer) -> list[Block]:
+def memory_line(answer: MemoryAnswer) -> Iterator[Block]:
     """Return the line on memory: `peak memory 12.10 -> 8.30 GiB, fits 24 GB`; or why it is not known."""
     if answer.unsaid is not None:
-        return [Text(answer.unsaid)]
+        yield Text(answer.unsaid)
+        return
     if answer.memory is None:
-        return []
-    return [Text(f"peak memory {memory_change(answer.memory)}{verdict(answer.memory)}")]
+        return
+    yield Text(f"peak memory {memory_change(answer.memory)}{verdict(answer.memory)}")
 
 
 def memory_change(memory: MemoryPrediction, *, changes: bool = True) -> str:
@@ -90,19 +94,20 @@ def too_large(memory: MemoryPrediction | None) -> bool:
     return memory is not None and memory.fits is False
 
 
-def recording_notes(notes: Sequence[str]) -> list[Block]:
+def recording_notes(notes: Sequence[str]) -> Iterator[Block]:
     """Return how many notes there are about a recording, and the command that tells them; or nothing."""
-    return _counted(notes, "the recording", "info -v")
+    yield from _counted(notes, "the recording", "info -v")
 
 
-def memory_notes(notes: Sequence[str]) -> list[Block]:
+def memory_notes(notes: Sequence[str]) -> Iterator[Block]:
     """Return likewise how many notes there are about what is recorded of memory."""
-    return _counted(notes, "recorded memory", "memory -v")
+    yield from _counted(notes, "recorded memory", "memory -v")
 
 
-def _counted(notes: Sequence[str], about: str, command: str) -> list[Block]:
+def _counted(notes: Sequence[str], about: str, command: str) -> Iterator[Block]:
     number = counted(len(set(notes)), "note")
-    return [Text(f"{number} about {about}: daydream {command}", aside=True)] if notes else []
+    if notes:
+        yield Text(f"{number} about {about}: daydream {command}", aside=True)
 
 
 def about_memory(predictions: Iterable[MemoryPrediction | None]) -> list[str]:
@@ -114,7 +119,9 @@ def about_memory(predictions: Iterable[MemoryPrediction | None]) -> list[str]:
 # Of a recording
 
 
-def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBOSE) -> list[Block]:
+def report(
+    found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBOSE
+) -> Iterator[Block]:
     """Return the peak of each device, who holds it, and notes; `most` rows a table."""
     most = most if verbose else MOST
     devices = sorted(
@@ -122,43 +129,44 @@ def report(found: MemoryReport, *, verbose: bool = False, most: int = MOST_VERBO
         key=lambda one: (one.device == "cpu", -(one.peak_allocated_bytes or 0)),
     )
     shown = devices if verbose else devices[:1]
-    blocks: list[Block] = []
+
     for device in shown:
-        blocks += _device(device, most, verbose=verbose)
+        yield from _device(device, most, verbose=verbose)
     if others := devices[len(shown) :]:
         peaks = [
             f"{device_name(each)} {bytes_text(each.peak_allocated_bytes or 0)}" for each in others
         ]
-        blocks.append(Text(listed(peaks), "peaks of the others: "))
+        yield Text(listed(peaks), "peaks of the others: ")
     if found.outside_bytes is not None:
-        blocks.append(Text(f"outside the allocator: {bytes_text(found.outside_bytes)}"))
+        yield Text(f"outside the allocator: {bytes_text(found.outside_bytes)}")
     if verbose:
-        return [*blocks, Notes(found.notes)]
-    blocks += [Text(note) for note in found.notes if note.startswith(MADE_UP)]
+        yield Notes(found.notes)
+        return
+    yield from [Text(note) for note in found.notes if note.startswith(MADE_UP)]
     said = f"{counted(len(found.notes), 'note')}, phases and layers"
-    return [*blocks, *([Text(said, "-v adds: ", aside=True)] if found.notes else [])]
+    if found.notes:
+        yield Text(said, "-v adds: ", aside=True)
 
 
-def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
-    blocks: list[Block] = [Headline(memory_headline(device))]
+def _device(device: DeviceMemory, most: int, *, verbose: bool) -> Iterator[Block]:
+    yield Headline(memory_headline(device))
     layer = device.peak_layer and f"layer {device.peak_layer}"
     where = [each for each in (device.peak_step, device.peak_phase, layer) if each]
-    blocks += [Text(", ".join(where), "at the peak: ")] if where else []
+    if where:
+        yield Text(", ".join(where), "at the peak: ")
     allocated = _allocated(device)
     reserved = device.peak_reserved_bytes
     if reserved is not None:
         unit, size = memory_unit(reserved)
         digits = 2 if unit == "GiB" else 0
         low, high = (f"{(reserved + context) / size:,.{digits}f}" for context in CONTEXTS)
-        blocks.append(Text(f"needs {low} to {high} {unit} of the GPU,{CONTEXT}"))
+        yield Text(f"needs {low} to {high} {unit} of the GPU,{CONTEXT}")
     if device.peak_allocated_bytes not in (None, allocated):
         about = "what predictions and the tables below are about"
-        blocks.append(
-            Text(f"replayed: {bytes_text(device.peak_allocated_bytes)} allocated, {about}")
-        )
+        yield Text(f"replayed: {bytes_text(device.peak_allocated_bytes)} allocated, {about}")
     if device.recorded_reserved_bytes not in (None, reserved):
         recorded = _peak(device.recorded_allocated_bytes, device.recorded_reserved_bytes)
-        blocks.append(Text(f"as recorded: {recorded}"))
+        yield Text(f"as recorded: {recorded}")
     if end := device.out_of_memory:
         place = f"request {end.request:,} of {end.requests:,}" if end.request else "the start"
         unused = bytes_text(end.reserved_bytes - end.allocated_bytes)
@@ -167,14 +175,16 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> list[Block]:
             f"{bytes_text(end.allocated_bytes)} allocated and {unused} reserved in pieces that do not fit; "
             "the peaks are those without a limit"
         )
-        blocks.append(Text(said))
+        yield Text(said)
     if verbose:
-        blocks.append(_peaks(device))
+        yield _peaks(device)
     if set(device.by_kind) - {UNKNOWN}:
-        blocks.append(_parts("kind", device.by_kind, most))
+        yield _parts("kind", device.by_kind, most)
     for title, parts in (("phase", device.by_phase), ("layer", device.by_layer)):
-        blocks += [_parts(title, parts, most)] if verbose and len(parts) > 1 else []
-    return [*blocks, *([holders_table(device, most, lines=verbose)] if device.holders else [])]
+        if verbose and len(parts) > 1:
+            yield _parts(title, parts, most)
+    if device.holders:
+        yield holders_table(device, most, lines=verbose)
 
 
 def memory_headline(device: DeviceMemory) -> str:
@@ -274,14 +284,16 @@ def device_name(device: Any) -> str:
 # What operators touch, what layers need, what is held and not used
 
 
-def uses(found: MemoryView, *, verbose: bool = False) -> list[Block]:
+def uses(found: MemoryView, *, verbose: bool = False) -> Iterator[Block]:
     """Return what `memory --by` shows of a view; `verbose` shows a hundred rows."""
     of_view = {"idle": _idle, "operators": _operators}.get(found.by, _layers)
     said, columns, rows = of_view(found)
     shown = [Row(each) for each in rows[: MOST_USES if verbose else 2 * MOST]]
     whole = 0 if found.by == "idle" else found.peak_bytes
     notes = Notes(found.notes)
-    return [Headline(f"{found.device}: {said}"), Table(columns, shown, whole), notes]
+    yield Headline(f"{found.device}: {said}")
+    yield Table(columns, shown, whole)
+    yield notes
 
 
 def _operators(found: MemoryView) -> Use:
@@ -354,7 +366,7 @@ def _idle(found: MemoryView) -> Use:
 FAR = 64  # times the recorded size
 
 
-def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
+def largest(found: Largest, *, verbose: bool = False) -> Iterator[Block]:
     """Return the largest size that fits, what it holds, and from where on it does not fit."""
     memory = found.memory
     capacity = capacity_text(memory.capacity_bytes or 0)
@@ -368,10 +380,9 @@ def largest(found: Largest, *, verbose: bool = False) -> list[Block]:
         close = f"from {found.too_large:,}: does not fit"
         if found.too_large > found.fits + 1:
             close = f"{found.fits + 1:,} to {found.too_large - 1:,}: too close to tell; {close}"
-    return [
-        Headline(said),
-        Text(f"peak memory {memory_change(memory)} on {memory.device}"),
-        Text(close),
-        *([Text(far)] if found.fits > FAR * found.recorded else []),
-        Notes([*memory.recording_notes, *memory.notes]),
-    ]
+    yield Headline(said)
+    yield Text(f"peak memory {memory_change(memory)} on {memory.device}")
+    yield Text(close)
+    if found.fits > FAR * found.recorded:
+        yield Text(far)
+    yield Notes([*memory.recording_notes, *memory.notes])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daydream.costs.device.input_sizes import samples_per_step
@@ -73,26 +73,28 @@ def ranking(
     verbose: bool = False,
     top: int | None = None,
     undrawn: bool = False,
-) -> list[Block]:
+) -> Iterator[Block]:
     """Return the best optimizations and pairs with the code that makes them; verbose what else was found.
 
     `undrawn`: there are curves, though the ranking holds none.
     """
     verbose = verbose or not found.optimizations  # then the reasons are the answer
     first, *others = _headline(found)
-    blocks: list[Block] = [
-        *opening(Headline(first), found.replay),
-        *map(Text, others),
-        *changes(found, top, verbose=verbose),
-    ]
+    yield from opening(Headline(first), found.replay)
+    yield from map(Text, others)
+    yield from changes(found, top, verbose=verbose)
     if not verbose:
-        return [*blocks, *_more(found, undrawn=undrawn)]
+        yield from _more(found, undrawn=undrawn)
+        return
     shown = [curve for curve in found.curves if curve.saving_ns >= FLAT_SHARE * found.replayed_ns]
     if shown:
-        blocks += [curve_table(shown[:top]), Text(CURVES, aside=True)]
+        yield curve_table(shown[:top])
+        yield Text(CURVES, aside=True)
         more = len(found.curves) - len(shown[:top])
-        blocks += [Text(f"{counted(more, 'other part')} in --json", aside=True)] if more else []
-    return [*blocks, *_left_out(found), Notes(found.notes)]
+        if more:
+            yield Text(f"{counted(more, 'other part')} in --json", aside=True)
+    yield from _left_out(found)
+    yield Notes(found.notes)
 
 
 def _headline(found: Ranking) -> list[str]:
@@ -127,27 +129,27 @@ def changes(
     *,
     verbose: bool = True,
     name: str = "",
-) -> list[Block]:
+) -> Iterator[Block]:
     """Return a table of the best and of pairs, the code that makes each below it, and what gains nothing."""
     if not found.optimizations:
-        return [Text("no optimization applies to this trace")]
+        yield Text("no optimization applies to this trace")
+        return
     better = effective(found)
     best = better[:top]
     pairs = found.pairs[: None if verbose else MOST_PAIRS]
-    blocks: list[Block] = []
+
     if best or pairs:
-        blocks += [_changes(found, best, pairs, verbose=verbose)._replace(name=name)]
-        blocks += needs_legend([each.needs for each in best])
+        yield _changes(found, best, pairs, verbose=verbose)._replace(name=name)
+        yield from needs_legend([each.needs for each in best])
     if better[len(best) :]:
         others = ", ".join(f"{named(each)} {_gain(found, each)}" for each in better[len(best) :])
         said = f"{others} (show with --top {len(better)})"
-        blocks.append(Text(said, "smaller gains: ", aside=True))
+        yield Text(said, "smaller gains: ", aside=True)
     for head, names in without_gain(found) if verbose else []:
-        blocks.append(Text(", ".join(names), f"{head}: ", aside=True))
+        yield Text(", ".join(names), f"{head}: ", aside=True)
     unknown = [(each.reason, named(each)) for each in found.optimizations if each.reason]
     for reason, names in _by_reason(unknown):
-        blocks.append(Text(f"{', '.join(names)}: {reason}", "cannot be predicted: "))
-    return blocks
+        yield Text(f"{', '.join(names)}: {reason}", "cannot be predicted: ")
 
 
 def _by_reason(pairs: Iterable[tuple[str, Named]]) -> list[tuple[str, list[Named]]]:
@@ -214,16 +216,20 @@ def gain(each: Predicted) -> Cell:
     return each.speedup if each.predicted_ns else speedup_of(each)
 
 
-def _more(found: Ranking, *, undrawn: bool) -> list[Block]:
+def _more(found: Ranking, *, undrawn: bool) -> Iterator[Block]:
     """Return a line on what `-v` adds."""
     left_out = len(found.optimizations_left_out)
     more = ["what each layer and kernel would save"] if found.curves or undrawn else []
-    more += [f"{left_out} that were left out, and why"] if left_out else []
+    if left_out:
+        more.append(f"{left_out} that were left out, and why")
     lines = [f"{head}: {counted(len(names), 'change')}" for head, names in without_gain(found)]
-    blocks: list[Block] = [Text("   ".join(lines), aside=True)] if lines else []
-    blocks += [Text("; ".join(more), "-v adds: ", aside=True)] if more else []
+    if lines:
+        yield Text("   ".join(lines), aside=True)
+    if more:
+        yield Text("; ".join(more), "-v adds: ", aside=True)
     notes = about_memory(each.memory for each in found.optimizations)
-    return [*blocks, *memory_notes(notes), *recording_notes(found.replay.notes)]
+    yield from memory_notes(notes)
+    yield from recording_notes(found.replay.notes)
 
 
 def without_gain(found: Ranking) -> list[tuple[str, list[str]]]:
@@ -265,7 +271,7 @@ def best_of(found: Ranking) -> Ranked | None:
     return next(fitting, None) or next(iter(better), None)
 
 
-def _left_out(found: Ranking) -> list[Block]:
+def _left_out(found: Ranking) -> Iterator[Block]:
     """Return what was left out, by reason; the reasons of few at the end only counted."""
     others = []
     needed = []
@@ -276,29 +282,35 @@ def _left_out(found: Ranking) -> list[Block]:
             others.append((shortened(reason, REASON_WIDTH), name))
     reasons = _by_reason(others)
     shown = [f"{', '.join(names)}: {reason}" for reason, names in reasons[:MOST_REASONS]]
-    shown += [f"these need an option: {', '.join(needed)}"] if needed else []
+    if needed:
+        shown.append(f"these need an option: {', '.join(needed)}")
     more = sum(len(names) for _, names in reasons[MOST_REASONS:])
-    shown += [f"{counted(more, 'other')}; --json says why"] if more else []
-    return [Title("left out"), *(Text(said) for said in shown)] if shown else []
+    if more:
+        shown.append(f"{counted(more, 'other')}; --json says why")
+    if shown:
+        yield Title("left out")
+        yield from (Text(said) for said in shown)
 
 
-def reasons_table(found: Ranking) -> list[Block]:
+def reasons_table(found: Ranking) -> Iterator[Block]:
     """Return every optimization that was left out, with its reason."""
     rows = [Row(pair) for pair in found.optimizations_left_out.items()]
     columns = [Column("left out"), Column("why", width=REASON_WIDTH)]
-    return [Table(columns, rows, name="left-out")] if rows else []
+    if rows:
+        yield Table(columns, rows, name="left-out")
 
 
 # Curves
 
 
-def curves(found: Sequence[Curve], *, verbose: bool = False) -> list[Block]:
+def curves(found: Sequence[Curve], *, verbose: bool = False) -> Iterator[Block]:
     """Return the first curves, and how many more there are."""
     if not found:
-        return [Headline("no curves")]
+        yield Headline("no curves")
+        return
     others = len(found) - MOST_CURVES
     more = f"and {others:,} more" if others > 0 else ""
-    return [curve_table(found[:MOST_CURVES])._replace(more=more)]
+    yield curve_table(found[:MOST_CURVES])._replace(more=more)
 
 
 def curve_table(shown: Iterable[Curve]) -> Table:
@@ -326,51 +338,55 @@ MOST_NAMED = 4  # scenarios that one reason names
 MOST_SWEPT = 40  # where nobody says how many
 
 
-def sweep(found: Sweep, *, verbose: bool = False, top: int = MOST_SWEPT) -> list[Block]:
+def sweep(found: Sweep, *, verbose: bool = False, top: int = MOST_SWEPT) -> Iterator[Block]:
     """Return how the traces replay, the best scenarios, and what was left out."""
-    blocks: list[Block] = [*_answer(found), *_traces(found)]
+    yield from _answer(found)
+    yield from _traces(found)
     if found.scenarios:
-        blocks.append(_scenarios(found, found.scenarios[:top]))
+        yield _scenarios(found, found.scenarios[:top])
     else:
-        blocks.append(Text("no scenario could be answered"))
+        yield Text("no scenario could be answered")
     unknown = [each for each in found.scenarios if each.reason]
     if unknown:
         others = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
         said = f"{_words(_labels(found, unknown[0]))}{others}: {unknown[0].reason}"
-        blocks.append(Text(said, "cannot be predicted: "))
+        yield Text(said, "cannot be predicted: ")
     if found.refused:
-        blocks.append(Title(f"left out: {counted(len(found.refused), 'scenario')}"))
-        blocks += [Text(f"{names}: {reason}") for names, reason in left_out(found)]
+        yield Title(f"left out: {counted(len(found.refused), 'scenario')}")
+        for names, reason in left_out(found):
+            yield Text(f"{names}: {reason}")
     of_memory = about_memory(each.memory for each in found.scenarios)
-    return [*blocks, Notes([*found.notes, *_common(found, of_memory)]), *memory_notes(of_memory)]
+    yield Notes([*found.notes, *_common(found, of_memory)])
+    yield from memory_notes(of_memory)
 
 
-def _answer(found: Sweep) -> list[Block]:
+def _answer(found: Sweep) -> Iterator[Block]:
     """Return what the best scenario that may fit gives, if one could be predicted."""
     if found.scenarios and not found.possible:
-        return [Headline(f"{found.optimization}: no scenario fits the device's memory")]
+        yield Headline(f"{found.optimization}: no scenario fits the device's memory")
+        return
     best = max(found.possible, key=lambda each: each.gain, default=None)
     if best is None or best.predicted_ns is None:
-        return [Headline(f"{found.optimization}: {counted(len(found), 'scenario')}")]
+        yield Headline(f"{found.optimization}: {counted(len(found), 'scenario')}")
+        return
     what = f"{found.optimization} {_words(_labels(found, best))}"
-    return [*throughput_line(what, best), Headline(f"{what}: {answer_text(best)}")]
+    yield from throughput_line(what, best)
+    yield Headline(f"{what}: {answer_text(best)}")
 
 
-def _traces(found: Sweep) -> list[Block]:
+def _traces(found: Sweep) -> Iterator[Block]:
     """Return how each trace replays, the first ones of many."""
-    blocks: list[Block] = []
     for each in found.traces[:MOST_TRACES]:
         name = each.trace if len(found.traces) > 1 else "step time"
         if each.replayed_ns is None:
-            blocks.append(Text(f"{name}   not replayed"))
+            yield Text(f"{name}   not replayed")
             continue
         off = each.replay_error
         error = "" if off is None else f"error {percent(off, signed=True)}"
         replayed = (each.basis or "", each.replayed_ns, error)
-        blocks.append(times(name, ("measured", each.measured_ns, ""), replayed))
+        yield times(name, ("measured", each.measured_ns, ""), replayed)
     if len(found.traces) > MOST_TRACES:
-        blocks.append(Text(counted(len(found.traces) - MOST_TRACES, "more trace")))
-    return blocks
+        yield Text(counted(len(found.traces) - MOST_TRACES, "more trace"))
 
 
 def _scenarios(found: Sweep, shown: Sequence[Answered]) -> Table:
@@ -474,7 +490,7 @@ def _value(value: Any) -> str:
 # Scaling
 
 
-def scaling(found: Scaling, *, verbose: bool = False) -> list[Block]:
+def scaling(found: Scaling, *, verbose: bool = False) -> Iterator[Block]:
     """Return what most workers give, and a row for each number of workers."""
     said = (
         "efficiency: throughput per worker, relative to one worker. overhead: what exchanging gradients "
@@ -486,17 +502,15 @@ def scaling(found: Scaling, *, verbose: bool = False) -> list[Block]:
         said += " waiting: for slower workers."
     of_memory = about_memory(row.memory for row in found.rows)
     own = [note for note in found.notes if note not in {*found.replay.notes, *of_memory}]
-    return [
-        *scaling_answer(found),
-        scaling_table(found),
-        Text(said, aside=True),
-        Notes(own if not verbose else found.notes),
-        *memory_notes(of_memory),
-        *recording_notes(found.replay.notes),
-    ]
+    yield from scaling_answer(found)
+    yield scaling_table(found)
+    yield Text(said, aside=True)
+    yield Notes(own if not verbose else found.notes)
+    yield from memory_notes(of_memory)
+    yield from recording_notes(found.replay.notes)
 
 
-def scaling_answer(found: Scaling) -> list[Block]:
+def scaling_answer(found: Scaling) -> Iterator[Block]:
     """Return what the number of workers with the largest throughput gives, and what it was predicted from."""
     most = max(found.rows, key=lambda row: row.throughput)
     step_ns = found.replayed_ns if found.measured_ns is None else found.measured_ns
@@ -509,12 +523,10 @@ def scaling_answer(found: Scaling) -> list[Block]:
     rate = ""
     if alone is not None:
         rate = f"{per_s_text(most.throughput * alone / found.alone_ns * 1e9)} samples per second, "
-    return [
-        Headline(
-            f"{workers}: {rate}{most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"
-        ),
-        Text(f"{lost}from a step of {recorded}, {error}"),
-    ]
+    yield Headline(
+        f"{workers}: {rate}{most.throughput:,.2f}x the throughput of one, efficiency {efficiency}"
+    )
+    yield Text(f"{lost}from a step of {recorded}, {error}")
 
 
 def scaling_table(found: Scaling) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -61,19 +61,20 @@ MEANING = "A replay is the recording simulated without a change. Any error here 
 OTHER_WORK = "the step computes something else (batch, layers, algorithm)"
 
 
-def replay(found: Replay, *, verbose: bool = False) -> list[Block]:
+def replay(found: Replay, *, verbose: bool = False) -> Iterator[Block]:
     """Return the replay's error, and that of its steps; `verbose` with what the graph was made of."""
     said = found.to_json()
-    blocks: list[Block] = [
-        *opening(Headline(replay_answer(found)), found),
-        *_basis(found),
-        Text(MEANING),
-        *_steps(found, verbose=verbose),
-    ]
+    yield from opening(Headline(replay_answer(found)), found)
+    yield from _basis(found)
+    yield Text(MEANING)
+    yield from _steps(found, verbose=verbose)
     if verbose:
-        return [*blocks, Facts(graph_facts(found, said)), Notes(found.notes)]
+        yield Facts(graph_facts(found, said))
+        yield Notes(found.notes)
+        return
     (starts, off), *_ = graph_facts(found, said)
-    return [*blocks, Text(f"{starts} {off}"), *recording_notes(found.notes)]
+    yield Text(f"{starts} {off}")
+    yield from recording_notes(found.notes)
 
 
 def prediction(
@@ -81,7 +82,7 @@ def prediction(
     *,
     verbose: bool = False,
     suggestion: WhatIfResult | None = None,
-) -> list[Block]:
+) -> Iterator[Block]:
     """Return the answer, what changes by cause, what the step waits for then and what to try next.
 
     With `verbose` follows where the step's time goes by phase and layer, before and after, and every note.
@@ -90,47 +91,54 @@ def prediction(
     after = found.typical_predicted_ns
     before = found.replay.settled.typical_ns
     usual = options_text(found)
-    blocks: list[Block] = [
-        *map(Text, whole_recording(found.replay.graph.trace)),
-        *throughput_line(found.optimization, found),
-        headline(found),
-        *about_steps(found.replay),
-        *([Text(usual, "with ")] if usual else []),
-        Text(likely_text(found)),
-        *recorded_step(found),
-    ]
+    yield from map(Text, whole_recording(found.replay.graph.trace))
+    yield from throughput_line(found.optimization, found)
+    yield headline(found)
+    yield from about_steps(found.replay)
+    if usual:
+        yield Text(usual, "with ")
+    yield Text(likely_text(found))
+    yield from recorded_step(found)
     if after is not None and found.replay.steps_differ:
         measured = ("measured", found.replay.basis_typical_measured_ns, "")
         predicted = ("predicted", after, speedup(before, after))
-        blocks.append(times("median step", measured, ("replayed", before, ""), predicted))
-    blocks += [*memory_line(found.memory_answer), *code_of(found.code)]
+        yield times("median step", measured, ("replayed", before, ""), predicted)
+    yield from memory_line(found.memory_answer)
+    yield from code_of(found.code)
     if found.reason is None:
-        blocks.append(breakdown(*sides) if verbose else cause_table(*sides))
+        yield breakdown(*sides) if verbose else cause_table(*sides)
         moved = moved_bound(*sides)
-        blocks.append(Text(f"{bottleneck_text(found)}. {moved}".removesuffix(". ")))
-        blocks += _next(suggestion)
+        yield Text(f"{bottleneck_text(found)}. {moved}".removesuffix(". "))
+        yield from _next(suggestion)
     if verbose:
         facts = [("options", options_text(found, usual=True)), ("changed", edits_text(found))]
         facts[1:1] = [("kernels", rule) for rule in found.graph.facts.rules]
         shown = Facts([each for each in facts if each[1]])
-        return [*blocks, step_figures(found), shown, Notes(found.notes)]
+        yield step_figures(found)
+        yield shown
+        yield Notes(found.notes)
+        return
     # The bottleneck's line tells why a step does not move, that of memory why it is not known.
     of_memory = about_memory([found.memory])
     told = {*found.replay.notes, why_unmoved(found), f"{found.memory_answer.unsaid}.", *of_memory}
     own = [note for note in dict.fromkeys(found.notes) if note not in told]
     first = own if len(own) <= MOST_NOTES + 1 else own[:MOST_NOTES]
-    blocks += [Text(note, "note: ") for note in first]
+    for note in first:
+        yield Text(note, "note: ")
     if more := len(own) - len(first):
-        blocks.append(Text(f"{counted(more, 'more note')} with -v", aside=True))
-    return [*blocks, *memory_notes(of_memory), *recording_notes(found.replay.notes)]
+        yield Text(f"{counted(more, 'more note')} with -v", aside=True)
+    yield from memory_notes(of_memory)
+    yield from recording_notes(found.replay.notes)
 
 
 # The answer
 
 
-def opening(first: Block, found: Replay) -> list[Block]:
+def opening(first: Block, found: Replay) -> Iterator[Block]:
     """Return what an answer begins with: what part of the recording it is about, the headline, which step."""
-    return [*map(Text, whole_recording(found.graph.trace)), first, *about_steps(found)]
+    yield from map(Text, whole_recording(found.graph.trace))
+    yield first
+    yield from about_steps(found)
 
 
 def headline(found: Prediction) -> Headline:
@@ -142,11 +150,11 @@ def headline(found: Prediction) -> Headline:
     return Headline(f"{found.optimization}: {said}; {error}")
 
 
-def throughput_line(what: str, found: Changed) -> list[Block]:
+def throughput_line(what: str, found: Changed) -> Iterator[Block]:
     """Return what a second of training covers before and after a change that alters what a step covers."""
     rate = found.throughput
     if rate is None or not found.predicted_ns:
-        return []
+        return
     said = f"{rate.gain:.2f}x the {rate.unit} per second"
     if rate.before_per_s is not None and rate.after_per_s is not None:
         rates = f"{per_s_text(rate.before_per_s)} -> {per_s_text(rate.after_per_s)}"
@@ -154,7 +162,7 @@ def throughput_line(what: str, found: Changed) -> list[Block]:
     if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
         whole = rate.gain * found.predicted_ns
         said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
-    return [Headline(f"{what}: {said}")]
+    yield Headline(f"{what}: {said}")
 
 
 def per_s_text(count: float) -> str:
@@ -221,11 +229,11 @@ def likely_text(found: Prediction) -> str:
     return f"90% interval {ends}{f' ({causes})' if causes else ''}{held}"
 
 
-def recorded_step(found: Prediction) -> list[Text]:
+def recorded_step(found: Prediction) -> Iterator[Text]:
     """Return the line about the recorded step before and after the change, where the answer is of another."""
     step = found.recorded
     if step is None or step.predicted_ns is None:
-        return []
+        return
     change = change_text(step.replayed_ns, step.predicted_ns)
     gain = speedup(step.replayed_ns, step.predicted_ns)
     error = f", replay error {percent(found.replay.error, signed=True)}"
@@ -234,12 +242,13 @@ def recorded_step(found: Prediction) -> list[Text]:
         what = "with start-up, as recorded"
     elif found.basis == ESTIMATED:  # the headline ends with this step's error
         error = "; without it: estimated"
-    return [Text(f"{what}: {change}, {gain}{error}")]
+    yield Text(f"{what}: {change}, {gain}{error}")
 
 
-def code_of(code: str | None, margin: int = 2) -> list[Block]:
+def code_of(code: str | None, margin: int = 2) -> Iterator[Block]:
     """Return the line of a training script that makes a change, if there is one."""
-    return [] if code is None else [Code(code, margin)]
+    if code is not None:
+        yield Code(code, margin)
 
 
 def bottleneck_text(found: Prediction) -> str:
@@ -249,25 +258,24 @@ def bottleneck_text(found: Prediction) -> str:
     return f"{said}. This change does not move it" if why_unmoved(found) else said
 
 
-def _next(suggestion: WhatIfResult | None) -> list[Block]:
+def _next(suggestion: WhatIfResult | None) -> Iterator[Block]:
     if suggestion is None or suggestion.predicted_ns is None:
-        return []
+        return
     before_ns = suggestion.replayed_ns
     after_ns = suggestion.predicted_ns
     needs = f" [{suggestion.needs}]" if suggestion.needs else ""
     saved = f"another {time_text(before_ns - after_ns)}, a further {speedup(before_ns, after_ns)}{needs}"
     words = shlex.join(suggestion.command[2:])
-    return [
-        Text(f"{words} saves {saved}", "try next: "),
-        *code_of(suggestion.code, 4),
-        *needs_legend([suggestion.needs]),
-    ]
+    yield Text(f"{words} saves {saved}", "try next: ")
+    yield from code_of(suggestion.code, 4)
+    yield from needs_legend([suggestion.needs])
 
 
-def needs_legend(needs: Sequence[str | None]) -> list[Block]:
+def needs_legend(needs: Sequence[str | None]) -> Iterator[Block]:
     """Return what the mark of other work means, if any of these is it; the other marks say it themselves."""
     work = stages.NEEDS[stages.WORK]
-    return [Text(OTHER_WORK, f"[{work}]: ", aside=True)] if work in needs else []
+    if work in needs:
+        yield Text(OTHER_WORK, f"[{work}]: ", aside=True)
 
 
 def edits_text(found: Prediction) -> str:
@@ -325,26 +333,24 @@ def _basis_error(found: Replay) -> str:
     return "" if error is None else f"replay error {percent(error, signed=True)}"
 
 
-def _basis(found: Replay) -> list[Block]:
+def _basis(found: Replay) -> Iterator[Block]:
     """Return the median step if the mean is far from it, and the step that predictions start from."""
-    blocks: list[Block] = []
     measured: tuple[str, float | None, str]
     if found.steps_differ:
         measured = ("measured", found.typical_measured_ns, "")
         replayed = ("replayed", found.typical_replayed_ns, "")
-        blocks.append(times("median step", measured, replayed))
+        yield times("median step", measured, replayed)
     if found.basis != RECORDED:
         basis = (found.basis, found.basis_ns, _basis_error(found))
         measured = ("measured", found.basis_measured_ns, "")
-        blocks.append(times("predictions start from", basis, measured))
-    return blocks
+        yield times("predictions start from", basis, measured)
 
 
-def about_steps(found: Replay) -> list[Block]:
+def about_steps(found: Replay) -> Iterator[Block]:
     """Return why the mean step is far from the median, and which steps stand for all, where that is so."""
     trace = found.graph.trace
     read = None if trace is None else trace.metadata.get("typical_run")
-    return [Text(said) for said in (_far_mean(found), read) if said]
+    yield from [Text(said) for said in (_far_mean(found), read) if said]
 
 
 def _far_mean(found: Replay) -> str:
@@ -365,19 +371,21 @@ def _far_mean(found: Replay) -> str:
     return f"the step is the mean: {said} the median"
 
 
-def _steps(found: Replay, *, verbose: bool) -> list[Block]:
+def _steps(found: Replay, *, verbose: bool) -> Iterator[Block]:
     """Return a row for each step, of many for the worst ones.
 
     Of many that all replay without a visible error none is the worst: that is a line, but for `verbose`.
     """
     steps = found.steps
     if len(steps) <= MOST_STEPS:
-        return [steps_table(found, steps)]
+        yield steps_table(found, steps)
+        return
     if not verbose and all(percent(step.error, signed=True) == percent(0.0) for step in steps):
-        return [Text(f"each of the {len(steps)} steps replays with an error of {percent(0.0)}")]
+        yield Text(f"each of the {len(steps)} steps replays with an error of {percent(0.0)}")
+        return
     worst = sorted(steps, key=lambda step: -abs(step.error))[:WORST_STEPS]
     more = f"the {len(worst)} worst of {len(steps)} steps; --json has them all"
-    return [steps_table(found, worst)._replace(more=more)]
+    yield steps_table(found, worst)._replace(more=more)
 
 
 def steps_table(
