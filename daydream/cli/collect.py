@@ -17,6 +17,7 @@ from daydream.cli.suggestions import suggestions
 from daydream.errors import DaydreamError, GraphError
 
 SIGNALED = 128  # and the signal's number: the exit code of what a signal ended
+WITH_WORLD = "--rank, --cluster, --all-stages and --imbalance go with --world"
 NOT_PARQUET = (".json", ".gz", ".sqlite", ".db", ".etdp")
 
 
@@ -34,6 +35,7 @@ def collect(
     rank: int = 0,
     cluster: str | None = None,
     all_stages: bool = False,
+    imbalance: float = 1.0,
     emulate: str | None = None,
     cpu: str = "typical",
     no_suggestions: bool = False,
@@ -63,6 +65,7 @@ def collect(
         rank: Which one.
         cluster (NAME): Machines of that job, such as dgx-h100, or a file.
         all_stages: Record a rank of each stage of its pipeline in turn: one trace, joined by their messages.
+        imbalance: The tokens that this rank's experts get, as a multiple of the mean.
         emulate (NAME): Run the script without a GPU, and record what this one, such as h100, would run.
         cpu: What launches its kernels, with --emulate.
         no_suggestions: Do not predict at the end what would speed up the step.
@@ -71,8 +74,12 @@ def collect(
 
     script.check()
     fake_world = _world_of(script, world, rank, cluster)
-    if world is None and all_stages:
-        raise usage_error("--rank, --cluster and --all-stages go with --world")
+    if fake_world:
+        fake_world["imbalance"] = imbalance
+    elif all_stages or imbalance != 1:
+        raise usage_error(WITH_WORLD)
+    if imbalance < 1:
+        raise usage_error(f"--imbalance is {imbalance:g}; it is 1, balanced, or more")
     emulated = None
     if cpu != "typical" and not emulate:
         raise usage_error("--cpu goes with --emulate")
@@ -143,7 +150,7 @@ def _world_of(
     """Return the place in a fake world that options ask for, if they do."""
     if world is None:
         if rank or cluster:
-            raise usage_error("--rank, --cluster and --all-stages go with --world")
+            raise usage_error(WITH_WORLD)
         return None
     if script.nproc_per_node:
         raise usage_error("--world and --nproc-per-node exclude each other")

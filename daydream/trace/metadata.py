@@ -158,6 +158,7 @@ class FakeWorld(Struct):
     world_size: Annotated[int, Meta(ge=1, le=LARGEST_RANK)]
     rank: Rank
     cluster: str | None = None
+    imbalance: Annotated[float, Meta(ge=1)] = 1.0
 
 
 class Emulated(Struct):

@@ -44,7 +44,7 @@ NOTHING = (
 def replace(gpu: Emulation, stack: ExitStack) -> None:
     """Replace all of it until the stack is closed."""
     _replace_tensors(gpu, stack)
-    _put(stack, nn.Module, _apply=lambda *args: _apply(gpu, *args))
+    _put(stack, nn.Module, _apply=lambda *args, **named: _apply(gpu, *args, **named))
     optimizers = sys.modules["torch.optim.optimizer"]
     listed = optimizers._foreach_supported_types
     _put(stack, optimizers, _foreach_supported_types=[*listed, FakeTensor])

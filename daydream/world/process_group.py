@@ -73,6 +73,8 @@ class Done(dist.Work):
         with torch.profiler.record_function(WAIT.format(self._number)):
             return True
 
+    synchronize = wait
+
     def get_future(self) -> Future[Any]:
         """Return a future that is done. Who takes it in a backward pass (DDP) waits at the pass's end."""
         future: Future[Any] = Future()
@@ -85,20 +87,24 @@ class Done(dist.Work):
         """Return that it is over."""
         return True
 
-    def is_success(self) -> bool:
-        """Return that it went well."""
-        return True
+    is_success = is_completed
 
     def result(self) -> Any:
         """Return the tensors."""
         return self._result
 
-    def synchronize(self) -> None:
-        """Note the wait."""
-        self.wait()
-
     def _source_rank(self) -> int:
         return self._source
+
+
+def _leaves(operation: str) -> Callable[..., Done]:
+    """Return a method of a group that leaves tensors as they are."""
+
+    def ask(group: FakeGroup, tensors: list[Tensor], options: Any = None) -> Done:
+        root = getattr(options, "rootRank", -1)
+        return group._answer(operation, tensors, options=options, peer=root)
+
+    return ask
 
 
 class FakeGroup(dist.ProcessGroup):
@@ -180,19 +186,9 @@ class FakeGroup(dist.ProcessGroup):
         """Return the pair that gives this rank's part of what it put in."""
         return output.view(-1), whole.reshape(self._size, -1)[self._rank]
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Done:
-        """Leave tensors as they are."""
-        return self._answer("all_reduce", tensors, options=options)
-
-    allreduce_coalesced = allreduce
-
-    def broadcast(self, tensors: list[Tensor], options: Any) -> Done:
-        """Leave tensors as they are."""
-        return self._answer("broadcast", tensors, options=options, peer=options.rootRank)
-
-    def reduce(self, tensors: list[Tensor], options: Any) -> Done:
-        """Leave tensors as they are."""
-        return self._answer("reduce", tensors, options=options, peer=options.rootRank)
+    allreduce = allreduce_coalesced = _leaves("all_reduce")
+    broadcast = _leaves("broadcast")
+    reduce = _leaves("reduce")
 
     def barrier(self, opts: Any = None) -> Done:
         """Go on."""

@@ -63,3 +63,5 @@ def note_collectives(recording: Any) -> None:
         f"Recorded as rank {script.WORLD['rank']} of {script.WORLD['world_size']:,} in a fake world: collectives "
         "took no time and gave this rank's own values; what other ranks do is not known, and nobody comes late."
     )
+    if (busier := script.WORLD.get("imbalance", 1)) > 1:
+        recording.note(f"This rank's experts get {busier:g} times the mean.")

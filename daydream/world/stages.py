@@ -33,9 +33,9 @@ def record_stages(
     Raises:
         DaydreamError: the first rank sends nothing to another one.
     """
-    world = recording.fake_world
     with own_folder("daydream") as folder:
-        done = record(folder / "first.parquet", recording)
+        world = {**recording.fake_world, "stages": str(folder)}
+        done = record(folder / "first.parquet", replace(recording, fake_world=world))
         if done.path is None:
             return done
         traces = [Trace.load(done.path)]

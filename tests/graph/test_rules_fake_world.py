@@ -128,6 +128,33 @@ def test_overlap_hides_what_the_program_waits_for(cluster):
     assert str(headline(found)).count("rank 0 of 4 in a fake world") == 1
 
 
+def experts(cluster, imbalance, *, groups=("0", "0")):
+    """Return a trace of rank 0 of 2: in each step tokens go to experts and come back."""
+    rows, at = [], 0
+    for number in range(8):
+        sent = {"collective": "all_to_all", "bytes": MB, "group": groups[number % 2], "peer": -1}
+        for make, what, took, columns in (
+            (op, ["router", "experts"][number % 2], [30, 100][number % 2], {}),
+            (note, "fake:all_to_all", 7, {"correlation": number, **sent}),
+            (note, "fake:wait", 3, {"correlation": number}),
+        ):
+            rows.append(make(what, at, at + took, **columns))
+            at += took
+    named = [{"name": each, "ranks": [0, 1], "description": f"mesh_{each}"} for each in "01"]
+    return world(rows, at // 4, 4, named, world_size=2, rank=0, cluster=cluster, imbalance=imbalance)
+
+
+def test_experts_of_a_busy_rank_and_their_tokens_take_longer(cluster):
+    # Half of what is sent goes to the other member: 500 us, half a chunk of as much, and the fixed cost.
+    assert step_us(experts(cluster, 1.0)) == pytest.approx(30 + 100 + 2 * (500 + 250 + 8.4))
+    assert step_us(experts(cluster, 1.5)) == pytest.approx(30 + 150 + 2 * (750 + 375 + 8.4))
+
+
+def test_all_to_alls_of_two_groups_are_not_known_to_be_experts(cluster):
+    with pytest.raises(GraphError, match="--imbalance is for experts between two all-to-alls of one group"):
+        daydream.replay(experts(cluster, 1.5, groups=("0", "1")))
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tensor-parallel", "pipeline", "scaling"])
 def test_nothing_is_shared_out_a_second_time(cluster, name):
     replay = daydream.replay(job(cluster))

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from daydream.costs.devices import device_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
@@ -15,6 +17,10 @@ from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause
 from daydream.trace.trace import Trace
 
+NO_EXPERTS = (
+    "--imbalance is for experts between two all-to-alls of one group, there and back; the trace's are not "
+    "like that. Record it without."
+)
 OWN = "^fake:"  # calls and waits that our process group of a fake world answered
 
 
@@ -142,6 +148,21 @@ def cluster_of_world(trace: Trace) -> Cluster:
     return find_cluster(world["cluster"]).holding(world["world_size"])
 
 
+def tasks_of_experts(graph: Graph) -> np.ndarray:
+    """Return the tasks of a GPU, else of the CPU, between each all-to-all that sends tokens and the one back.
+
+    Raises `GraphError` where all-to-alls are of no group or of several, or one of them has no way back.
+    """
+    sent = graph.select(kind="cpu", name="^fake:all_to_all$")
+    work = graph.select(kind="kernel") or graph.select(kind="cpu")
+    if len(sent) % 2 or len({*sent.group}) != 1:
+        raise GraphError(NO_EXPERTS)
+    begin = graph.measured_start_ns + graph.rank * (graph.measured_start_ns.max() + 1)
+    begun = begin[np.where(work.launch >= 0, work.launch, work.ids)]
+    found: np.ndarray = work.ids[np.searchsorted(np.sort(begin[sent.ids]), begun, "right") % 2 == 1]
+    return found
+
+
 def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     """Return the graph of a fake world whose collectives take their time on a cluster, none without one.
 
@@ -153,9 +174,13 @@ def on_cluster(graph: Graph, cluster: Cluster | None) -> Graph:
     duration[graph.select(kind="cpu", name=OWN).ids] = 0
     tasks = graph.select(kind="collective")
     ranks_of = {group["name"]: group["ranks"] for group in trace.metadata.get("groups", ())}
+    busier = trace.metadata["fake_world"].get("imbalance", 1.0)
+    if busier > 1:
+        experts = tasks_of_experts(graph)
+        duration[experts] = np.round(duration[experts] * busier)
     keys = zip(
         tasks.collective,
-        tasks.bytes.tolist(),
+        np.where(tasks.collective == "all_to_all", tasks.bytes * busier, tasks.bytes).tolist(),
         tasks.group,
         trace["peer"][tasks.row].tolist(),
         tasks.rank.tolist(),
