@@ -167,15 +167,7 @@ def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
 
     batch = BATCHES.get(case.model, 64)
     if case.model in gpu_steps.MODELS:
-        gpu_steps.DEVICE, gpu_steps.TINY, gpu_steps.WORDS = "cuda", False, 32_000
-        variant, made = (
-            gpu_steps.Variant(gpu_steps.MODELS[case.model], gpu_steps.MODELS[case.model].settings),
-            [],
-        )
-        own = variant._built  # noqa: SLF001 - to learn the model
-        vars(variant)["_built"] = lambda: made.append(own()) or made[0]  # type: ignore[func-returns-value]
-        its_own = variant.step()
-        return made.pop()[0], its_own
+        return gpu_steps.built(case.model)[:2]
     if case.model in SIZES:
         model, words, tokens = transformer(case.model), 32_000, SIZES[case.model][3]
     elif case.model == "train_gpt":
