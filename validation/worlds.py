@@ -255,8 +255,8 @@ def peaks(*sides: Sequence[Sequence[int]]) -> list[int]:
     unseen = {key for of in numbered for key, (_, end) in of.items() if end < 0}
     found = []
     for of in numbered:
-        ends = [(key[0], *ends) for key, ends in of.items() if key not in unseen]
-        changes = sorted([(begin, n) for n, begin, _ in ends] + [(end, -n) for n, _, end in ends])
+        kept = [(key[0], begin, end) for key, (begin, end) in of.items() if key not in unseen]
+        changes = sorted([(begin, n) for n, begin, _ in kept] + [(end, -n) for n, _, end in kept])
         found.append(int(np.cumsum([nbytes for _, nbytes in changes]).max()))
     return found
 
