@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from daydream import Graph, GraphError, Selection
 from daydream.costs import PAGEABLE, TO_DEVICE, link_bandwidth
-from daydream.memory import AFTER, BEFORE, Allocations, unchanged
+from daydream.memory import unchanged
 from daydream.model import LoaderWaits, loads_by_processes, recorded_waits, untraced_waits
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 memory = unchanged
 
@@ -227,6 +232,8 @@ def prefetch(graph: Graph, *, least_kb: float = 64.0) -> None:
 
 def _memory_prefetch(held: Allocations, *, least_kb: float = 64.0) -> None:
     """Let inputs be on the device from when those of the step before are."""
+    from daydream.memory import AFTER, BEFORE  # asked only where memory was recorded
+
     inputs = held.where(kind="input", on="gpu")
     rows = (inputs & (held["recorded_bytes"] >= least_kb * 1024)).nonzero()[0].tolist()
     first: dict[tuple[int, int], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daydream import Graph, GraphError, Groups
 from daydream.costs import (
@@ -23,7 +23,7 @@ from daydream.costs import (
     say_evidence,
     work,
 )
-from daydream.memory import Allocations, drop_scores, fuse, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     FUSED_ATTENTION_KERNEL,
@@ -40,6 +40,9 @@ from daydream.model import (
     work_tasks,
 )
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 memory = unchanged
 
@@ -271,6 +274,8 @@ def flash_attention(graph: Graph) -> None:
 
 def _memory_flash_attention(held: Allocations) -> None:
     """Store no scores of attention."""
+    from daydream.memory import drop_scores  # asked only where memory was recorded
+
     drop_scores(held)
 
 
@@ -350,6 +355,8 @@ def restructured_batchnorm(graph: Graph) -> None:
 
 def _memory_restructured_batchnorm(held: Allocations) -> None:
     """Store nothing between a normalization and its activation."""
+    from daydream.memory import fuse  # asked only where memory was recorded
+
     fuse(held, _chains(held.graph), _words(), first_stays=True)
 
 

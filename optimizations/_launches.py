@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError, Groups, Selection
 from daydream.costs import OVER_LINK
-from daydream.memory import Allocations, hold_throughout, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     GUARDS,
     Captured,
@@ -19,6 +19,9 @@ from daydream.model import (
     start_as_nodes,
 )
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.LAUNCH
 
@@ -212,6 +215,8 @@ def _phases(*, optimizer: bool, layer: str | None, phase: str | None) -> tuple[s
 
 def _memory_cuda_graphs(held: Allocations, *, layer: str | None, phase: Phase | None, **options: Any) -> None:
     """Hold inputs and gradients of what is captured all the time."""
+    from daydream.memory import hold_throughout  # asked only where memory was recorded
+
     if layer is not None:
         held.note(f"Fixed copies of what layers {layer!r} read and return are not counted.")
     if layer is None and phase in (None, "forward"):

@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError
 from daydream.costs import floor_ns, say_evidence
-from daydream.memory import AFTER, Allocations, unchanged
+from daydream.memory import unchanged
 from daydream.model import (
     FUSED_UPDATE_KERNEL,
     FUSED_UPDATE_OP,
@@ -26,6 +26,9 @@ from daydream.model import (
     update_of,
 )
 from daydream.transforms import optimizer_settings, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.FUSION
 
@@ -263,6 +266,8 @@ def zero_grad_none(graph: Graph) -> None:
 
 def _memory_zero_grad_none(held: Allocations) -> None:
     """Let a backward pass make the gradients, and zero_grad free them."""
+    from daydream.memory import AFTER  # asked only where memory was recorded
+
     lasting = held.where(kind="gradient") & held.lasting
     made = held.where(kind="temporary", phase="backward", end_op=ACCUMULATE)
     zeroed = held.where(phase=("forward", "data"))

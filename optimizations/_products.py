@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream import Graph, GraphError, NotApplicableError, Selection
 from daydream.costs import (
@@ -21,9 +21,12 @@ from daydream.costs import (
     take_measured,
     work,
 )
-from daydream.memory import Allocations, unchanged
+from daydream.memory import unchanged
 from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.PRECISION
 

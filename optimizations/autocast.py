@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.optimizations._products import insert_elementwise
 
@@ -18,7 +18,6 @@ from daydream.costs import (
     say_evidence,
     sped_up,
 )
-from daydream.memory import Allocations
 from daydream.model import (
     DOUBT_OF_CONVOLUTIONS,
     LAYOUT_CHANGE,
@@ -34,6 +33,9 @@ from daydream.model import (
     wide_kernels,
 )
 from daydream.transforms import stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.PRECISION
 COMMANDS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import ceil
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daydream.optimizations._launches import LAUNCH_US, NODE_US, launch_as_graphs
 
@@ -21,7 +21,6 @@ from daydream.costs import (
     operators_that,
     work,
 )
-from daydream.memory import Allocations
 from daydream.model import (
     CompiledPart,
     breaks_of,
@@ -37,6 +36,9 @@ from daydream.model import (
     unrecorded_launches,
 )
 from daydream.transforms import counted, stages
+
+if TYPE_CHECKING:
+    from daydream.memory import Allocations
 
 STAGE = stages.FUSION
 CODE = "model = torch.compile(model)"
@@ -256,8 +258,8 @@ def memory(held: Allocations, *, layers: str | None, **options: Any) -> None:
     from daydream.memory import within
 
     fused = forward & ~within(held, operators_that(lambda op: op.is_matrix)) & (held["begin_row"] >= 0)
-    matrix = held.where(end_op=nodes_that(lambda op: op.is_matrix))
-    saved = fused & held.where(kind="activation", end_phase="backward") & ~matrix
+    saved = fused & held.where(kind="activation", end_phase="backward")
+    saved &= ~held.where(end_op=nodes_that(lambda op: op.is_matrix))
     held.scale(fused & held.where(kind="temporary"), 0.0)
     held.scale(saved, held.among(0.0, 1.0, 1.0))
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import answers
 import evaluate
 import falsify
 import page
@@ -149,11 +150,8 @@ def answer(predicted, replayed=1000, half=50, **more):
     }
 
 
-RECORDED = {"/recorded/measured_ns": 900}  # what is said where another step is answered about
-
-
-def differences(old, new, kept=None, truths=None, question=QUESTION):
-    found = compare({"t": {question: old}}, {"t": {question: new}}, {"t": kept or {}}, truths or {})
+def differences(old, new, truths=None):
+    found = compare({"t": {QUESTION: old}}, {"t": {QUESTION: new}}, truths or {})
     return found, {row.key: row.owner for row in found.rows}
 
 
@@ -164,26 +162,27 @@ def test_a_difference_that_nobody_owns_is_printed(capsys):
     assert f"t | {QUESTION} | predicted_ns: 500 -> 600, and 2 more" in capsys.readouterr().out
 
 
-def test_another_step_is_owned_where_all_answers_are_about_it():
-    world = {f"unprofiled: {QUESTION}": answer(600, 1200)}
-    assert set(differences(answer(500), answer(600, 1200, **RECORDED), world)[1].values()) == {"of_one_basis"}
-    assert set(differences(answer(500), answer(600, 1200), world)[1].values()) == {""}
-    assert set(differences(answer(500), answer(650, 1200, **RECORDED), world)[1].values()) == {
-        "",
-        "of_one_basis",
-    }
+def of_the_gpu(row):
+    """An answer about the GPU."""
+    return "--on gpu" in row.question and row.key == "/predicted_ns"
 
 
-def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_interval():
-    world = {f"unprofiled: {QUESTION}": answer(1200)}
-    found, rows = differences(answer(810), answer(1200, **RECORDED), world, TRUTHS)
+def test_a_predicate_owns_what_it_is_true_of(monkeypatch, capsys):
+    monkeypatch.setattr(answers, "OWNERS", (of_the_gpu,))
+    found, rows = differences(answer(500), answer(600))
+    assert rows == {"/predicted_ns": "of_the_gpu", "/predicted_low_ns": "", "/predicted_high_ns": ""}
+    assert report("x", found) == 1
+    assert "1 An answer about the GPU." in capsys.readouterr().out
+
+
+def test_no_predicate_owns_what_moved_away_from_the_truth_by_more_than_its_interval(monkeypatch):
+    monkeypatch.setattr(answers, "OWNERS", (lambda row: True,))
+    found, rows = differences(answer(810), answer(1200), TRUTHS)
     assert all(owner.startswith("FARTHER from the truth") for owner in rows.values())
     assert report("x", found) == 1
-    nearer, rows = differences(
-        answer(900), answer(810, **RECORDED), {f"unprofiled: {QUESTION}": answer(810)}, TRUTHS
-    )
-    assert set(rows.values()) == {"of_one_basis"}
-    assert nearer.holds == [(False, True)]
+    nearer, rows = differences(answer(900), answer(810), TRUTHS)
+    assert set(rows.values()) == {"<lambda>"}
+    assert nearer.holds == [(False, True)]  # 800 is measured: 850 to 950, then 760 to 860
     assert nearer.off[0][0] > nearer.off[0][1]
 
 

@@ -1,13 +1,14 @@
-"""Compare the answers of this working tree with those of another revision and with a kept reference of 5fc3b3c.
+"""Compare the answers of this working tree with those of another revision and with kept ones.
 
     python validation/answers.py --against main                    all traces, by hand: an hour or more; goes on where it stopped
     python validation/answers.py --against main --traces examples  those of a folder, or of one file
-    python validation/answers.py --sample                          the kept reference on a few traces, as CI does
-    python validation/answers.py --keep 5fc3b3c                    make the kept reference anew
+    python validation/answers.py --sample                          the kept answers about a few traces, as CI does
+    python validation/answers.py --keep HEAD                       keep those of a revision: some minutes
 
 Every optimization and every question is asked of every trace, in one process a trace, and all numbers of the JSON are
-compared. A difference is owned by a predicate in `answer_changes.py` or printed, and then the exit code is 1. Answers are
-cached by the content of the code and of the trace.
+compared. A difference is owned by a predicate in `answer_changes.py` or printed, and then the exit code is 1. Who changes
+answers on purpose keeps the new ones and says in CHANGELOG.md what changed and why. Answers are cached by the content of
+the code and of the trace.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answer_changes import OWNERS, Answer, Row, Sides, as_new
+from answer_changes import OWNERS, Answer, Row
 from answer_truths import HERE, ROOT, SHARED, Truth, known_truths, machines, public_truths
-from asked import RANKED, WORLDS, asked
+from asked import asked
 
-KEPT = HERE / "answers_5fc3b3c.json.gz"
+KEPT = HERE / "answers.json.gz"
 OWN = "examples validation/* tests/collect/executorch"
 FOLDERS = (  # of a folder that is given
     "kineto nsys nsys_osrt odd rocprof pairs/* cases cases/symptoms formats/kineto_* formats/mtia formats/ascend "
@@ -43,7 +44,7 @@ FOLDERS = (  # of a folder that is given
 )
 TRACE = re.compile(r"(\.json|\.sqlite|\.pb|kernel_trace\.csv)(\.gz)?$|\.parquet$")
 NO_TRACE = re.compile(
-    r"measured\.json|peaks\.json|found\.json|answers_|cluster_comm|not_kineto|git_lfs|/own_changes/"
+    r"measured\.json|peaks\.json|found\.json|answers\.|cluster_comm|not_kineto|git_lfs|/own_changes/"
 )
 REPEATS = re.compile(r"validation/(cpu|compiled|\w+_link)/.*-[2-9]\.parquet$|h200/train_gpt-")  # asked little
 SAMPLE = (
@@ -82,7 +83,9 @@ def main() -> int:
     """Ask, compare and print; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--against", metavar="REVISION", help="compare with this revision as well")
-    parser.add_argument("--keep", metavar="REVISION", help="write the kept reference from this revision")
+    parser.add_argument(
+        "--keep", metavar="REVISION", help="keep the answers of this revision about the sample"
+    )
     parser.add_argument("--traces", type=Path, action="append", help="a folder or a trace, not all there are")
     parser.add_argument("--sample", action="store_true", help="a few small traces")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "daydream-answers")
@@ -93,7 +96,7 @@ def main() -> int:
     kept: dict[str, Any] = json.loads(gzip.decompress(KEPT.read_bytes())) if KEPT.exists() else {}
     kept = kept or {"truths": public_truths(), "traces": {}}
     truths = known_truths(options.cache, kept["truths"])
-    traces = chosen(options.traces, options.cache, sample=options.sample)
+    traces = chosen(options.traces, options.cache, sample=options.sample or options.keep is not None)
     asking = Asking(options, traces, truths)
     if options.keep:
         keep(asking, options.keep, kept["truths"])
@@ -103,10 +106,10 @@ def main() -> int:
     known = {
         name: answers for name, answers in known.items() if kept["traces"][name]["sha"] == sha(traces[name])
     }
-    bad = report("5fc3b3c, as kept", compare(known, now, known, truths)) if known else 0
+    bad = report(f"{kept['revision']}, as kept", compare(known, now, truths)) if known else 0
     if options.against:
         before = asking.answers(checkout(options.cache, options.against))
-        bad += report(options.against, compare(before, now, known, truths))
+        bad += report(options.against, compare(before, now, truths))
     return int(bad > 0)
 
 
@@ -154,15 +157,15 @@ class Asking:
     traces: dict[str, Path]
     truths: dict[str, list[Truth]]
 
-    def answers(self, code: Path, *, worlds: bool = False) -> dict[str, dict[str, dict[str, Any]]]:
+    def answers(self, code: Path) -> dict[str, dict[str, dict[str, Any]]]:
         """Return the answers of a checkout by trace and question, of the traces that answer in time."""
         with ThreadPoolExecutor(self.options.processes) as pool:
-            found = pool.map(lambda name: self._of_trace(code, name, worlds=worlds), self.traces)
+            found = pool.map(partial(self._of_trace, code), self.traces)
             return {name: answers for name, answers in zip(self.traces, found, strict=True) if answers}
 
-    def _of_trace(self, code: Path, name: str, *, worlds: bool) -> dict[str, dict[str, Any]]:
+    def _of_trace(self, code: Path, name: str) -> dict[str, dict[str, Any]]:
         more = [(truth.name, truth.options) for truth in self.truths.get(name, [])]
-        asking = json.dumps({"more": more, "all_too": not REPEATS.search(name), "worlds": worlds})
+        asking = json.dumps({"more": more, "all_too": not REPEATS.search(name)})
         worker = HERE / "asked.py"
         key = hashlib.sha256(worker.read_bytes() + asking.encode() + name.encode()).hexdigest()[:12]
         out = code / "answers" / f"{key}-{sha(self.traces[name])}.json"
@@ -233,13 +236,14 @@ def settled_in(cached: Path, code: Path, *, build: bool) -> Path:
 
 
 def keep(asking: Asking, revision: str, public: dict[str, list[list[Any]]]) -> None:
-    """Write the kept reference: numbers alone, with seven digits."""
-    found = asking.answers(checkout(asking.options.cache, revision), worlds=True)
+    """Keep the answers of a revision: numbers alone, with seven digits."""
+    found = asking.answers(checkout(asking.options.cache, revision))
     numbers = {
         name: {question: _numbers(one) for question, one in each.items()} for name, each in found.items()
     }
     traces = {name: {"sha": sha(asking.traces[name]), "answers": numbers[name]} for name in sorted(numbers)}
-    document = {"revision": revision, "truths": public, "traces": traces}
+    named = subprocess.check_output(["git", "rev-parse", "--short=8", revision], cwd=ROOT, text=True).strip()
+    document = {"revision": named, "truths": public, "traces": traces}
     KEPT.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), 9, mtime=0))
 
 
@@ -253,19 +257,17 @@ def _numbers(answer: dict[str, Any]) -> dict[str, Any]:
 # -- comparing ---------------------------------------------------------------------------------------
 
 
-def compare(before: Found, now: Found, kept: Found, truths: dict[str, list[Truth]]) -> Totals:
+def compare(before: Found, now: Found, truths: dict[str, list[Truth]]) -> Totals:
     """Return what became of all answers about traces that were answered about before."""
     totals = Totals()
     for trace, answers in before.items():
-        sides = Sides(answers, now.get(trace, {}), kept.get(trace, {}))
         measured = {asked(truth.name, truth.options): truth for truth in truths.get(trace, [])}
-        for question in answers if sides.now else []:
-            if question.partition(":")[0] not in {*WORLDS, RANKED}:
-                new = as_new(sides.now.get(question, {"refused": "not asked any more"}))
-                row = Row(trace, question, "", None, None, sides)
-                _compare(totals, row, as_new(answers[question]), new, measured.get(question))
-        if not sides.now:
-            totals.rows.append(Row(trace, "all questions", "refused", "answered", "no answer", sides))
+        there = now.get(trace, {})
+        for question, answer in answers.items() if there else []:
+            new = there.get(question, {"refused": "not asked any more"})
+            _compare(totals, Row(trace, question, "", None, None), answer, new, measured.get(question))
+        if not there:
+            totals.rows.append(Row(trace, "all questions", "refused", "answered", "no answer"))
     return totals
 
 

@@ -42,8 +42,6 @@ MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("autocast+fused-optimizer", {"dtype": "bfloat16"}), ("compile+amp", {}),
 )  # fmt: skip
 NAMED_BY = "optimization whatif cause sort label layer phase rank device workers index name".split()  # noqa: SIM905
-WORLDS = ("unprofiled", "typically_unprofiled", "anchored")  # other steps that 5fc3b3c could answer about
-RANKED = "ranked"  # before what-ifs that are asked because `rank` has them
 WORKERS = 2, 8
 
 
@@ -92,7 +90,7 @@ def info(trace: str) -> dict[str, Any]:
 
 
 def answers(
-    trace: str, more: list[tuple[str, dict[str, Any]]], *, all_too: bool, worlds: bool
+    trace: str, more: list[tuple[str, dict[str, Any]]], *, all_too: bool
 ) -> dict[str, dict[str, Any]]:
     """Return all answers about a trace by question; `more` what-ifs are asked too, or alone."""
     got: list[Any] = []
@@ -105,29 +103,19 @@ def answers(
     if not got:
         return found
     loaded, replay = got
-    steps = {name: getattr(replay, name, None) for name in WORLDS if worlds}
-
-    def ask(question: str, about: Callable[[Any], Any]) -> None:
-        found[question] = answer(lambda: about(replay))
-        for world, step in steps.items():
-            if step is not None and "refused" not in found[question]:
-                found[f"{world}: {question}"] = answer(lambda: about(step))  # noqa: B023
-
     every = [*((name, OPTIONS.get(name, {})) for name in names()), *MORE] if all_too else []
     for name, options in [*every, *more]:
-        ask(asked(name, options), lambda step: daydream.whatif(step, name, **options))  # noqa: B023
+        found[asked(name, options)] = answer(lambda: daydream.whatif(replay, name, **options))  # noqa: B023
     if not all_too:
         return found
     found["info"] = info(trace)
     found["rank"] = answer(lambda: daydream.rank(replay))
-    places = [path.split("/") for path in found["rank"] if path.count("/") == 3]
-    for name in sorted({place[2] for place in places if place[1] in {"optimizations", "changes", "pairs"}}):
-        if f"whatif {name}" not in found:
-            ask(f"{RANKED}: {name}", lambda step: daydream.whatif(step, name))  # noqa: B023
     found["explain"] = answer(lambda: daydream.explain(replay))
     found["explain amp"] = answer(lambda: daydream.explain(replay, "amp"))
-    ask("scaling", lambda step: daydream.scaling(step, WORKERS, cluster="dgx-h100", gradient_mb=100.0))
-    ask("sweep scale", lambda step: daydream.sweep(step, "scale", {"factor": [0.25, 0.75]}, on="gpu"))
+    found["scaling"] = answer(
+        lambda: daydream.scaling(replay, WORKERS, cluster="dgx-h100", gradient_mb=100.0)
+    )
+    found["sweep scale"] = answer(lambda: daydream.sweep(replay, "scale", {"factor": [0.25, 0.75]}, on="gpu"))
     found["memory"] = answer(lambda: daydream.memory_of(loaded))
     return found
 

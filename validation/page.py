@@ -330,11 +330,6 @@ def _mutations(rows: list[Row]) -> tuple[str, str]:
     )
 
 
-def _mutants(rows: list[Row]) -> tuple[str, str]:
-    killed = sum(row["outcome"] in {"killed", "timeout"} for row in rows)
-    return f"{len(rows)} of 600 mutants so far", f"{killed / len(rows):.0%} noticed by a test of their room"
-
-
 def _devices(rows: list[Row]) -> tuple[str, str]:
     mine = [row["error"] for row in rows if row["source"] == PUBLIC and row["change"].startswith("gpu ")]
     return str(len(mine)), _off(mine) if mine else ""

@@ -31,7 +31,7 @@ LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
 SLOW = (
     "note: the compiled engine is missing or outdated, so simulations take about 10 times as long; "
-    "with a C compiler, run pip install -e . in daydream's checkout again"
+    "install daydream from its source again, where there is a C compiler"
 )
 PATIENCE_S = 2.0
 EVERY_S = 0.1

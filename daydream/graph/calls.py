@@ -213,6 +213,10 @@ def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
 
 
+# Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
+MAY_SYNC = regex(
+    r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"
+)
 GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch and their versions
 
 LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")

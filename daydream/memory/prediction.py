@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import DaydreamError, GraphError
-from daydream.memory.allocations import (
-    TYPES,
-    Allocations,
-    device_name,
-    recorded_reserved,
-    renumber,
-)
 from daydream.results import Record
+
+if TYPE_CHECKING:
+    from daydream.memory.allocations import Allocations
 
 MIB = 2**20
 CONTEXT = (
@@ -145,7 +141,7 @@ def memory_after(
         ends = [after_bytes, *(peak(changed(held, changes, case)) for case in cases)]
         low = min(ends)
         high = max(ends)
-    if not stays and not _same(held, after):
+    if any(not np.array_equal(values, after[name]) for name, values in held.columns.items()):
         own = round(after_bytes * after.own_error)
         low = max(low - own, 0)
         high = high + own
@@ -155,7 +151,8 @@ def memory_after(
     if reserved is not None:
         reserved_after = after_bytes + reserved - before_bytes
     ranks = len({rank for rank, _ in held.devices()}) > 1
-    from daydream.memory.before import device_bytes  # most traces hold no memory events
+    from daydream.memory.allocations import device_name  # most traces hold no memory events
+    from daydream.memory.before import device_bytes
 
     name = device_name(device)
     return MemoryPrediction(
@@ -179,6 +176,8 @@ def changed(
 
     Raises `GraphError` and `NotApplicableError` as `memory_after`.
     """
+    from daydream.memory.allocations import TYPES, renumber
+
     after = held.copy()
     after.case = case
     for change in changes:
@@ -192,26 +191,17 @@ def changed(
         except Exception as error:  # a file of a user, or of another package, may raise anything
             import traceback
 
-            said = "; ".join(traceback.format_exception_only(error)).strip()
+            said = traceback.format_exception_only(error)[-1].strip()
             raise GraphError(f"memory() of {change.name} failed: {said}") from error
-        _check(after, change.name)
+        sizes = {len(after.columns.get(column, ())) for column in TYPES}
+        if len(sizes) > 1:
+            raise GraphError(
+                f"memory() of {change.name} left a broken table: columns differ in length"
+            )
+        if after["bytes"].min(initial=0) < 0:
+            raise GraphError(f"memory() of {change.name} left allocations of less than no bytes")
         renumber(after)
     return after
-
-
-def _same(held: Allocations, after: Allocations) -> bool:
-    """Tell whether a change left all allocations as they were."""
-    return all(np.array_equal(held[name], after[name]) for name in TYPES)
-
-
-def _check(held: Allocations, name: str) -> None:
-    """Raise `GraphError` if an edit left columns of other lengths, or places and sizes that are none."""
-    rows = len(held["begin"])
-    sizes = {len(held.columns.get(column, ())) for column in TYPES}
-    if sizes != {rows}:
-        raise GraphError(f"memory() of {name} left a broken table: columns differ in length")
-    if rows and held["bytes"].min() < 0:
-        raise GraphError(f"memory() of {name} left allocations of less than no bytes")
 
 
 def last_whole_step(held: Allocations) -> int:
@@ -240,6 +230,8 @@ def peak_bytes(held: Allocations, rank: int, device: int) -> int:
 
 def _reserved_bytes(held: Allocations, rank: int, device: int, peak_bytes: int) -> int | None:
     """Return the most that a GPU's allocator had: as recorded, else for these allocations; None on a CPU."""
+    from daydream.memory.allocations import recorded_reserved
+
     if (recorded := recorded_reserved(held, rank, device) or 0) >= peak_bytes and device >= 0:
         return recorded
     key = ("reserved", rank, device)
@@ -256,8 +248,10 @@ def worst_device(held: Allocations) -> tuple[int, int]:
     devices = held.devices()
     if not devices:
         return 0, -1
-    on_gpu = [pair for pair in devices if pair[1] >= 0]
-    return max(on_gpu or devices, key=lambda pair: (held.peak(*pair)[0], -pair[0], -pair[1]))
+    return max(
+        [pair for pair in devices if pair[1] >= 0] or devices,
+        key=lambda pair: (held.peak(*pair)[0], -pair[0], -pair[1]),
+    )
 
 
 def unchanged(held: Allocations, **options: Any) -> None:

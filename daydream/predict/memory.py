@@ -5,17 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from daydream.errors import DaydreamError, GraphError
 from daydream.graph.graph import Graph
-from daydream.memory.allocations import Allocations
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, cannot_say, memory_after
 from daydream.results import Record
 from daydream.text import listed
 from daydream.trace.trace import Trace
 from daydream.transforms.compose import memory_changes, parse
+
+if TYPE_CHECKING:
+    from daydream.memory.allocations import Allocations
 
 NOTHING_RECORDED = (
     "peak memory is not known: the trace has no memory events; record it with `daydream collect`, or with "

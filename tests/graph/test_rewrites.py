@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread
+from small_graphs import at, kernels, lane, launched, named, names, put, starts, thread, with_sync
 
 from daydream import GraphError, NoMatchError, NotApplicableError, simulate
 
@@ -66,6 +66,17 @@ def test_cpu_tasks_move_to_threads_and_device_work_to_streams():
         kernels(graph).move("stream 7")
     graph.select(name="launch a").move("thread 2")
     assert graph.lint() == []
+
+
+def test_a_call_that_waited_for_another_lane_does_not_wait_for_what_is_there_forever():
+    #  thread 1  |launch a|launch x|sync|: for stream 8, where x takes 90. First a moves, then x
+    graph = launched("a 20")
+    put(graph, "x", "stream 8", 90, launch_after=named(graph, "launch a"))
+    with_sync(graph, "stream 8")
+    named(graph, "a").move("copies")
+    assert starts(graph)["sync"] == 6 + 4 + 90
+    named(graph, "x").move("elsewhere", held_for=False)
+    assert starts(graph)["sync"] == 6 + 6
 
 
 # -- waits and edges ---------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Calls that stand blocked: in the queue, for the device, before a launch. Times in us, sums written out."""
 
+import numpy as np
 import pytest
 from rule_traces import blocked, full_queue_trace, graph_trace, long_launch_trace, ranks_trace, waiting_trace
 from small_graphs import kernels, named
 from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
 
 from daydream import build, simulate
+from daydream.graph.rules.streams import _typical
 
 # -- launch queue ------------------------------------------------------------------------------------
 
@@ -426,3 +428,8 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
 
     assert any("clocks are not aligned" in note for note in graph.facts.notes)
     assert (named(graph, "reduce").duration_ns / 1000).tolist() == [70, 520]
+
+
+@pytest.mark.parametrize(("samples", "cost"), [([5, 7], 42), ([5, 900, 7], 7), ([-1, 5, 7, 1001], 42)])
+def test_three_samples_below_the_largest_make_a_typical_cost(samples, cost):
+    assert _typical(np.array(samples), 1000, 42) == cost

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from daydream.graph.calls import GRAPH_LAUNCH
+from daydream.graph.calls import GRAPH_LAUNCH, MAY_SYNC
 from daydream.graph.draft import Draft
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import around
@@ -53,10 +53,6 @@ STREAM_SYNC = regex(
 )
 EVENT_SYNC = regex(r"^(cuda|cu|hip)EventSynchronize|^urEventWait$|^ze(Event|Fence)HostSynchronize")
 EVENT_RECORD = regex(r"^(cuda|cu|hip)EventRecord")
-# Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
-MAY_SYNC = regex(
-    r"^(cuda|cu|hip)(Free|Malloc|Mem(Alloc|Free|Unmap|Release|Create|Map)|Host(Alloc|Free|Register|Unregister)|ModuleLoad|ModuleUnload|FreeHost)"
-)
 # Copies whose call lasts as long as the copy: from or to memory that is not pinned, and the synchronous
 # interfaces (CUDA runtime documentation, "API synchronization behavior"). Small copies to the device are
 # staged and return at once; large ones wait for their stream, and return 30 to 80 us before the last piece
