@@ -18,20 +18,31 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
+from daydream.costs.network.nccl import bytes_of_message
 from daydream.errors import DaydreamError
 from daydream.plan.search import Job, Strategy
-from daydream.world.compose import Block, Model, peaks
+from daydream.world.compose import Block, Exchange, Model, peaks
+from daydream.world.parts import Parts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from daydream.world.emulate import Emulation
+    from daydream.world.process_group import Asked
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
@@ -179,13 +190,108 @@ READERS: dict[str, Callable[[Sequence[dict[str, str]]], Iterator[Row]]] = {  # b
 }
 
 
+def recorded_blocks(
+    gpu: Emulation,
+    model: nn.Module,
+    run: Callable[[], Any],
+    layers: Sequence[str],
+    launch_ns: float,
+    groups: Mapping[str, tuple[str, int]],
+) -> tuple[Block, ...]:
+    """Return a block for each layer, one for what runs before them and one for what runs after them.
+
+    Args:
+        gpu: the emulated GPU.
+        model: on it, with gradients.
+        run: a forward and a backward pass over one micro-batch.
+        layers: paths of the modules that are blocks, in their order.
+        launch_ns: what the thread takes for an operator with a kernel.
+        groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
+    """
+    from daydream.world import process_group
+    from daydream.world.emulate import observed
+    from daydream.world.emulate_costs import kernels_of
+    from daydream.world.process_group import ASKED, HEARD
+
+    heard: list[tuple[int, int, Asked]] = []  # call that follows, number of the collective
+    waits: dict[int, int] = {}  # number of the collective: call that follows the wait
+    parts = Parts(layers)
+
+    @contextmanager
+    def hear(asked: Asked) -> Iterator[None]:
+        heard.append((len(gpu.calls), len(ASKED) - 1, asked))
+        gpu.inside = True  # what moves values in this process moves none on a GPU
+        try:
+            yield
+        finally:
+            gpu.inside = False
+
+    class Noted(process_group.Done):
+        def wait(self, timeout: Any = None) -> bool:
+            waits.setdefault(self._number, len(gpu.calls))
+            return super().wait(timeout)
+
+        synchronize = wait
+
+    def enter(place: int, _: nn.Module, given: Any) -> None:
+        parts.inputs[place] = sum(getattr(one, "nbytes", 0) for one in given)
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(partial(enter, place))
+        for place, path in enumerate(layers, 1)
+    ]
+    HEARD.append(hear)
+    try:
+        with patch.object(process_group, "Done", Noted):
+            calls = observed(gpu, run, model)
+    finally:
+        HEARD.remove(hear)
+        for hook in hooks:
+            hook.remove()
+    took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
+    backward = [int(call.phase == "backward") for call in calls]
+    place = np.zeros(len(calls), int)
+    for back in (0, 1):
+        mine = np.flatnonzero(np.equal(backward, back))
+        place[mine] = parts.places([calls[at].layer for at in mine.tolist()], back)
+    ran = [*zip(place.tolist(), backward, strict=True)]
+    for where, own_ns in zip(ran, took, strict=True):
+        parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
+    for at, sent, asked in heard:
+        if asked.group in groups:
+            group, members = groups[asked.group]
+            size = bytes_of_message(asked.operation, asked.bytes, members)
+            beside = sum(took[at : waits.get(sent, at)])
+            one = Exchange(group, asked.operation, size, 1, beside)
+            parts.exchanges[ran[max(at - 1, 0)]][one] += 1
+    hold(parts, gpu.memory, ran)
+    for name, parameter in model.named_parameters():
+        parts.add_parameter(name, parameter.numel())
+    return parts.blocks()
+
+
+def hold(parts: Parts, memory: Sequence[Any], ran: Sequence[tuple[int, int]]) -> None:
+    """Add what blocks save and hold besides, from allocations and frees and where each call ran."""
+    where, start, most, now = (0, 1), 0, 0, 0  # bytes held since it began to be there
+    for at, nbytes, _ in [*memory, (0, 0, 0)]:
+        # What is freed before a call is freed by the one before.
+        there = ran[min(max(at - (nbytes < 0), 0), len(ran) - 1)] if nbytes else (0, -1)
+        if there != where:
+            place, was_back = where
+            base = start if was_back else max(start, now)
+            parts.workspace[place] = max(parts.workspace[place], most - base)
+            parts.saved[place] += 0 if was_back else now - start
+            where, start, most = there, now, now
+        now += nbytes
+        most = max(most, now)
+
+
 def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
     """Return the blocks of a shape; to be run in a process of its own."""
     import torch
     from torch import distributed as dist
 
     from daydream.world.emulate import emulated
-    from daydream.world.parts import recorded_blocks
     from daydream.world.script import make_world
 
     sys.path.insert(0, str(ROOT / "examples"))

@@ -183,11 +183,6 @@ class Composed:
         """Memory of the stage that needs most."""
         return max(self.memory)
 
-    @property
-    def bound(self) -> str:
-        """The part that takes most."""
-        return max(self.parts, key=lambda part: self.parts[part])
-
 
 # A pass of a chunk, ns: kernels with collectives, launches, what it takes from the first launch on, and parts.
 ChunkPass = tuple[float, float, float, dict[str, float]]

@@ -50,9 +50,6 @@ class Asked(Struct):
 ASKED: list[Asked] = []  # by their numbers, since the script began
 # Entered with each collective that is asked for, while its values move.
 HEARD: list[Callable[[Asked], AbstractContextManager[None]]] = []
-WAITED: list[
-    Callable[[int], None]
-] = []  # called with the number of each collective that is waited for
 GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
 
 
@@ -68,8 +65,6 @@ class Done(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Note the wait."""
         del timeout
-        for note in WAITED:
-            note(self._number)
         with torch.profiler.record_function(WAIT.format(self._number)):
             return True
 
