@@ -9,6 +9,8 @@ logging); the figures are of the other rows, and without the factor `unscaled_me
 predicted are listed, with why.
 """
 
+# ruff: noqa: SLF001 - torch has no other names for nodes of autograd
+
 from __future__ import annotations
 
 import argparse
@@ -26,7 +28,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -190,6 +192,69 @@ READERS: dict[str, Callable[[Sequence[dict[str, str]]], Iterator[Row]]] = {  # b
 }
 
 
+class Noted(NamedTuple):
+    """What ran: calls, where each was called and whether backward, collectives and waits by the call that follows."""
+
+    calls: list[Any]
+    called: dict[int, tuple[str, int]]
+    heard: list[tuple[int, int, Asked]]  # call, number of the collective
+    waits: dict[int, int]  # by the number of the collective
+
+
+def noted(gpu: Emulation, model: nn.Module, run: Callable[[], Any]) -> Noted:
+    """Run a forward and a backward pass of a model on an emulated GPU, and return what ran."""
+    import torch
+
+    from daydream.world import process_group
+    from daydream.world.emulate import observed
+
+    found = Noted([], {}, [], {})
+    inside = [""]  # paths of the modules that run
+    of_node: dict[int, str] = {}  # module of a node's forward pass, by its number
+    own_note, hooks = gpu._note, []
+
+    @contextmanager
+    def hear(asked: Asked) -> Iterator[None]:
+        found.heard.append((len(gpu.calls), len(process_group.ASKED) - 1, asked))
+        gpu.inside = True  # what moves values in this process moves none on a GPU
+        try:
+            yield
+        finally:
+            gpu.inside = False
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    def note(*call: Any) -> None:
+        own_note(*call)
+        node = torch._C._current_autograd_node()
+        if node is None:
+            of_node[torch._C._autograd._get_sequence_nr() - 1] = layer = inside[-1]
+        else:
+            before, _ = found.called.get(len(gpu.calls) - 2, ("", 0))
+            layer = of_node.get(node._sequence_nr(), before)
+        found.called[len(gpu.calls) - 1] = layer, int(node is not None)
+
+    class Done(process_group.Done):
+        def wait(self, timeout: Any = None) -> bool:
+            found.waits.setdefault(self._number, len(gpu.calls))
+            return super().wait(timeout)
+
+        synchronize = wait
+
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(partial(lambda name, *_: inside.append(name), name)))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    process_group.HEARD.append(hear)
+    try:
+        with patch.object(process_group, "Done", Done), patch.object(gpu, "_note", note):
+            return found._replace(calls=observed(gpu, run))
+    finally:
+        process_group.HEARD.remove(hear)
+        for hook in hooks:
+            hook.remove()
+
+
 def recorded_blocks(
     gpu: Emulation,
     model: nn.Module,
@@ -208,30 +273,9 @@ def recorded_blocks(
         launch_ns: what the thread takes for an operator with a kernel.
         groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
     """
-    from daydream.world import process_group
-    from daydream.world.emulate import observed
     from daydream.world.emulate_costs import kernels_of
-    from daydream.world.process_group import ASKED, HEARD
 
-    heard: list[tuple[int, int, Asked]] = []  # call that follows, number of the collective
-    waits: dict[int, int] = {}  # number of the collective: call that follows the wait
     parts = Parts(layers)
-
-    @contextmanager
-    def hear(asked: Asked) -> Iterator[None]:
-        heard.append((len(gpu.calls), len(ASKED) - 1, asked))
-        gpu.inside = True  # what moves values in this process moves none on a GPU
-        try:
-            yield
-        finally:
-            gpu.inside = False
-
-    class Noted(process_group.Done):
-        def wait(self, timeout: Any = None) -> bool:
-            waits.setdefault(self._number, len(gpu.calls))
-            return super().wait(timeout)
-
-        synchronize = wait
 
     def enter(place: int, _: nn.Module, given: Any) -> None:
         parts.inputs[place] = sum(getattr(one, "nbytes", 0) for one in given)
@@ -240,20 +284,15 @@ def recorded_blocks(
         model.get_submodule(path).register_forward_pre_hook(partial(enter, place))
         for place, path in enumerate(layers, 1)
     ]
-    HEARD.append(hear)
-    try:
-        with patch.object(process_group, "Done", Noted):
-            calls = observed(gpu, run, model)
-    finally:
-        HEARD.remove(hear)
-        for hook in hooks:
-            hook.remove()
+    calls, called, heard, waits = noted(gpu, model, run)
+    for hook in hooks:
+        hook.remove()
     took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
-    backward = [int(call.phase == "backward") for call in calls]
+    paths, backward = zip(*(called.get(at, ("", 0)) for at in range(len(calls))), strict=True)
     place = np.zeros(len(calls), int)
     for back in (0, 1):
         mine = np.flatnonzero(np.equal(backward, back))
-        place[mine] = parts.places([calls[at].layer for at in mine.tolist()], back)
+        place[mine] = parts.places([paths[at] for at in mine.tolist()], back)
     ran = [*zip(place.tolist(), backward, strict=True)]
     for where, own_ns in zip(ran, took, strict=True):
         parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
