@@ -22,7 +22,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -211,16 +210,13 @@ def noted(gpu: Emulation, model: nn.Module, run: Callable[[], Any]) -> Noted:
     found = Noted([], {}, [], {})
     inside = [""]  # paths of the modules that run
     of_node: dict[int, str] = {}  # module of a node's forward pass, by its number
-    own_note, hooks = gpu._note, []
+    own_note, own_move, hooks = gpu._note, process_group.move, []
 
-    @contextmanager
-    def hear(asked: Asked) -> Iterator[None]:
+    def move(asked: Asked, pairs: Any) -> None:
         found.heard.append((len(gpu.calls), len(process_group.ASKED) - 1, asked))
         gpu.inside = True  # what moves values in this process moves none on a GPU
-        try:
-            yield
-        finally:
-            gpu.inside = False
+        own_move(asked, pairs)
+        gpu.inside = False
 
     def leave(*_: Any) -> None:
         inside.pop()
@@ -245,14 +241,11 @@ def noted(gpu: Emulation, model: nn.Module, run: Callable[[], Any]) -> Noted:
     for name, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(partial(lambda name, *_: inside.append(name), name)))
         hooks.append(module.register_forward_hook(leave, always_call=True))
-    process_group.HEARD.append(hear)
-    try:
-        with patch.object(process_group, "Done", Done), patch.object(gpu, "_note", note):
-            return found._replace(calls=observed(gpu, run))
-    finally:
-        process_group.HEARD.remove(hear)
-        for hook in hooks:
-            hook.remove()
+    with patch.multiple(process_group, Done=Done, move=move), patch.object(gpu, "_note", note):
+        calls = observed(gpu, run)
+    for hook in hooks:
+        hook.remove()
+    return found._replace(calls=calls)
 
 
 def recorded_blocks(

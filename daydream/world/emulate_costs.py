@@ -21,6 +21,7 @@ from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.operator import shapes_work
 from daydream.trace.schema import ITEM_BYTES
 from daydream.world.emulate import Call
+from daydream.world.emulate_torch import HOPPER
 
 FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
 SPLIT = 256  # of what a product sums, a part for a block of its own
@@ -29,7 +30,6 @@ TILE = 128  # rows and columns of a result that a block of a product has
 # block of queries costs whatever its length: from the middle of public tables of A100, H100, H200, B200 and L40S by
 # length (aiconfigurator 0.12.0, heads of 64 and 128). Exponentials run beside products from Hopper on.
 EXPONENTIALS, A_BLOCK_NS = 16 * 1.7, 4_000
-HOPPER = 9.0
 RNN_STATE = 4  # the argument of cuDNN's recurrent operators with states: layers, batch, width
 WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
@@ -143,7 +143,9 @@ def measured_call_ns(call: Call, device: Device) -> float | None:
     Attention was measured causal and forward: without the mask, or backward, it takes as much longer as its
     FLOP and its part of the peak say. Of the three products of experts one takes a third.
     """
-    name, number, times = bare_name(call.name), call.number_format, 1.0
+    name = bare_name(call.name)
+    number = call.number_format
+    times = 1.0
     family = operator(name).family
     if not device.tables or not call.results or number in ("float32", "tf32"):
         return None

@@ -146,7 +146,9 @@ class _Clock:
     """The CPU's time and the GPU's, and the rows of what is launched."""
 
     def __init__(self, gpu: Emulation, cpu: dict[str, int], place: dict[str, int]) -> None:
-        self.gpu, self.cpu, self.place = gpu, cpu, place
+        self.gpu = gpu
+        self.cpu = cpu
+        self.place = place
         self.now = self.free = self.busy_ns = self.measured_ns = 0
         self.rows: list[dict[str, Any]] = []
         self.begun: list[int] = []  # when kernels begin
@@ -154,7 +156,8 @@ class _Clock:
 
     def call(self, number: int) -> None:
         """Launch what a call runs; wait for a copy to the CPU."""
-        call, took = self.gpu.calls[number], self.cpu["launch"]
+        call = self.gpu.calls[number]
+        took = self.cpu["launch"]
         self.at[number] = self.now
         for kernel in kernels_of(call, self.gpu.device):
             if len(self.begun) >= QUEUE:

@@ -66,8 +66,9 @@ class Parts:
             )
         before = np.searchsorted(known, np.arange(len(number)), side="right") - 1
         found = number[known[before.clip(0)]] + 1
-        ends = 0, len(self.names) - 1
-        found[: known[0]], found[known[-1] + 1 :] = ends[::-1] if back else ends
+        last = len(self.names) - 1
+        found[: known[0]] = last if back else 0
+        found[known[-1] + 1 :] = 0 if back else last
         return found
 
     def add_parameter(self, path: str, elements: float) -> None:
@@ -85,7 +86,8 @@ class Parts:
             return Pass(gpu_ns, cpu_ns, tuple(exchanges))
 
         last = len(self.names) - 1
-        sizes = np.column_stack([self.elements, self.inputs, self.saved, self.workspace]).tolist()
+        columns = self.elements, self.inputs, self.saved, self.workspace
+        sizes = np.column_stack(columns).tolist()
         return tuple(
             Block(  # type: ignore[misc] # is_layer is the last
                 name,
