@@ -162,6 +162,11 @@ class Recorded:
         return max(0.0, reduced + self.update_ns - self.update_end)
 
 
+@pytest.fixture(name="replay")
+def fixture_replay():
+    return shared_replay(A100_DDP).recording  # sums are made of recorded times
+
+
 def recorded(replay, step):
     trace = replay.graph.trace
     frame = trace.to_pandas()
@@ -217,6 +222,45 @@ def test_each_bucket_waits_for_its_gradients_and_the_update_for_the_buckets(repl
     update = graph.select(kind="kernel", phase="optimizer", step=STEPS[0])
     assert (after[update.ids] >= after[last] + longer).all()
     assert (before[update.ids] < before[last] + longer).all()
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 10.0])
+def test_a_network_half_as_fast_or_faster_changes_nothing(replay, factor):
+    # By hand: the update is launched 20 ms after the last bucket, and at half the bandwidth still behind it.
+    for step in STEPS:
+        times = recorded(replay, step)
+        assert times.reduced(1 / factor) + 5_000_000 < times.update_start
+    comparison = daydream.whatif(replay, "network", bandwidth_factor=factor)
+    assert delays(comparison) == [0, 0]
+    assert comparison.speedup == 1
+
+
+@pytest.mark.parametrize("factor", [5.5, 6.0, 7.0, 8.0])
+def test_a_network_several_times_slower_delays_the_step_by_what_the_chain_of_buckets_exceeds(replay, factor):
+    first, second = (recorded(replay, step) for step in STEPS)
+    # In the first of the steps the buckets come later and take less: it has room still.
+    assert first.later(first.reduced(factor)) == 0
+    by_hand = second.later(second.reduced(factor))
+    assert by_hand > 5_000_000
+
+    delay = delays(daydream.whatif(replay, "network", bandwidth_factor=1 / factor))
+    assert delay[1] == pytest.approx(by_hand, abs=200_000)
+    # The next step seems shorter by what the one before it took longer, were it to complete as recorded; but
+    # DistributedDataParallel waits for events of the step before, and so the CPU is late as well.
+    assert -by_hand < delay[0] < 0
+
+
+def test_one_bucket_for_all_begins_with_the_last_gradient(replay):
+    # On half the bandwidth all is transferred behind the start of the last bucket; five were still hidden.
+    second = recorded(replay, STEPS[1])
+    by_hand = second.later(second.start[-1] + 2 * second.duration.sum())
+    assert by_hand > 10_000_000
+    one = daydream.whatif(replay, "bucket-size+network", bucket_mb=100, bandwidth_factor=0.5)
+    assert delays(one)[1] == pytest.approx(by_hand, abs=500_000)
+    assert delays(daydream.whatif(replay, "bucket-size", bucket_mb=100))[1] == pytest.approx(0, abs=200_000)
+
+    reduced = one.graph.select(kind="collective", collective="all_reduce")
+    assert reduced.bytes.tolist() == [RESNET50_BYTES] * 3
 
 
 def test_smaller_buckets_cost_the_cpu_their_launches(replay):

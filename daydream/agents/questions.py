@@ -219,7 +219,8 @@ class Memory(OfTrace):
 class Plan(Question):
     """Find the strategy (dp, fsdp, pp, checkpointing, ...) of many GPUs that fits and is fastest.
 
-    From the trace of one GPU with recorded memory; batch is the samples of a step of the whole job.
+    From the trace of one GPU with recorded memory; batch is the samples of a step of the whole job, by
+    default as many for each GPU as now.
 
     Falsified by: a step of that job outside step_low_ns to step_high_ns, or a peak above memory_bytes. `turn`
     says which part of the step would have to be off, and by which factor, for the second to win.
@@ -227,8 +228,8 @@ class Plan(Question):
 
     trace: str
     gpus: int
-    batch: int
     cluster: str
+    batch: int | None = None
     capacity: str | None = None
 
 

@@ -12,6 +12,7 @@ from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.cli.sweep import values_of, workers_of
 from daydream.plan.search import AXES, CHOICES, SHOWN, By
+from daydream.text import counted
 
 
 def _limit(text: str) -> tuple[str, list[Any]]:
@@ -68,7 +69,7 @@ def plan(
 
     Args:
         gpus (LIST): Numbers of GPUs: 64, or 8,16,...,128.
-        batch: Samples of a step, the same for all strategies.
+        batch: Samples of a step, the same for all strategies [default: as many for each GPU as now].
         only: Choose which blocks of a trace to checkpoint or offload so that it fits --capacity.
         trace (TRACE): TRACE by name.
         cluster (NAME): Machines, such as dgx-h100, or a file.
@@ -97,23 +98,24 @@ def plan(
             written = out.write_files(choice, progress)
         out.answer(choice, {"trace": paths[0]}, written=written)
         return
-    if only or gpus is None or batch is None or cluster is None:
-        raise usage_error(
-            "give --gpus, --batch and --cluster" if not only else "--only needs --capacity"
-        )
+    if only or gpus is None or cluster is None:
+        raise usage_error("give --gpus and --cluster" if not only else "--only needs --capacity")
     if price is not None and tokens is None:
         raise usage_error("--price needs --tokens: of how much training")
     with working() as progress:
         if paths[0].endswith(".py"):
             from daydream.plan.script import of_script
 
-            job = of_script(paths, set_, cluster, emulate, (gpus[-1], batch))
+            job = of_script(paths, set_, cluster, emulate, (gpus[-1], batch or 0))
         elif len(paths) > 1 or emulate or set_:
             raise usage_error("--emulate, --set and arguments go with a training script")
         else:
             from daydream.plan.recorded import of_trace
 
             job = of_trace(TraceRequest((paths[0],)).replay(progress), cluster)
+        if batch is None:
+            batch = job.own.batch if job.own else gpus[-1] * job.limits["micro_batch"][0]
+            job.notes.append(f"{counted(batch, 'sample')} a step, as many for each GPU as now.")
         found = search.plan(
             job,
             gpus,

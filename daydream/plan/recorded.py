@@ -37,6 +37,7 @@ NO_GPU = (
 )
 ERROR = 0.05  # of kernels beside transfers, and of blocks that are not alike
 PASSES = ("forward", "loss"), ("backward",)
+NO_MODULE = ("None", "loss", "<top>")
 
 
 def of_trace(replay: Replay, cluster: str) -> Job:
@@ -87,10 +88,12 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
     `of` is the strategy that was recorded, of one stage. Raises as `of_trace` does.
     """
     graph, trace = replay.graph, replay.graph.recorded
-    families = repeated_blocks(graph)
-    if not families:
-        raise NotApplicableError("the model repeats no numbered block (`blocks.0`, `blocks.1`)")
     tasks = graph.select(phase=("forward", "backward"))
+    repeated = repeated_blocks(graph)
+    outermost = (
+        {str(layer).partition(".")[0]: None for layer in tasks.layer} if not repeated else {}
+    )
+    families = repeated or [[one for one in outermost if one not in NO_MODULE]]
     longest = max(families, key=lambda one: tasks.group_by(block=one).tasks.total("duration_ns"))
     parts = Parts(longest)
     update_ns, steps = _times(graph, parts, of or Strategy())
@@ -138,7 +141,7 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
         optimizer_ns=update_ns / total,
         update_bytes=besides[1] / total,
     )
-    sizes = Sizes(len(longest), sequence=recorded_length(graph) or 0)
+    sizes = Sizes(len(longest) if repeated else 1, sequence=recorded_length(graph) or 0)
     return model, sizes, samples_per_step(graph) or 0
 
 

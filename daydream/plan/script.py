@@ -150,7 +150,7 @@ def of_script(
         takes: how it takes a strategy: `tp=--tensor-parallel`, `tp=TP`, or a function in it.
         cluster: the machines.
         gpu: which is emulated; by default the usual one of these machines.
-        job: how many GPUs, and samples of a step.
+        job: how many GPUs, and samples of a step, 0 for as many for each GPU as now.
 
     Raises:
         DaydreamError: the script does not run, repeats no block, or how it takes a strategy makes no sense.
@@ -180,7 +180,8 @@ def of_script(
         own = replace(own, micro_batch=samples or 1)
     found.models[own.shape] = model
     own = replace(own, dp=own.dp * max(job[0] // own.world_size, 1))
-    found.own = replace(own, micro_batches=max(job[1] * own.micro_batches // own.batch, 1))
+    batch = job[1] or own.batch
+    found.own = replace(own, micro_batches=max(batch * own.micro_batches // own.batch, 1))
     found.limits = {axis: [getattr(own, axis)] for axis in SHAPE if axis not in free}
     found.sizes = sizes.but(gpus_per_node=machines.gpus_per_node, sequence=sizes.sequence * own.cp)
     return found

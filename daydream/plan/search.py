@@ -378,7 +378,7 @@ def plan(
 
 
 def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
-    """Return the part of both steps that need be wrong by the smallest factor for the second to win."""
+    """Return the part of both steps that need be wrong by the least factor, 10 at most, for the second to win."""
     here, there = best.gpus, second.gpus
     if by == "time":
         here = there = 1
@@ -386,7 +386,7 @@ def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
     turns = []
     for part in sorted({*best.parts_ns, *second.parts_ns}):
         more = second.parts_ns.get(part, 0) * there - best.parts_ns.get(part, 0) * here
-        if more and (factor := 1 - gap / more) > 0:
+        if more and 0.1 <= (factor := 1 - gap / more) <= 10:
             turns.append(Turn(part, factor))
     return min(turns, key=lambda each: abs(log(each.factor)), default=None)
 

@@ -19,7 +19,7 @@ from daydream.memory.report import memory_of
 from daydream.memory.reserved import reserved_for, start_of
 from daydream.memory.settings import Settings, settings_of, settings_text
 
-# The allocator's rules, worked out by hand; `test_histories.py` compares it with real histories
+# The allocator's rules, worked out by hand; `test_snapshot.py` compares it with real histories
 
 
 MIB = 1 << 20

@@ -268,6 +268,16 @@ def test_blocks_of_a_recording_add_up(recorded):
     assert found.peak_bytes == pytest.approx(1_390_006_272)
 
 
+def test_a_model_that_repeats_no_block_is_of_its_outermost_modules(recorded, monkeypatch):
+    monkeypatch.setattr("daydream.plan.recorded.repeated_blocks", lambda _: [])
+    model, sizes, _ = recorded_model(recorded)
+    assert sizes.layers == 1  # no pipeline is made of them
+    blocks = next(block for block in model.blocks if block.name == "blocks")
+    kernels = recorded.graph.select(on="gpu", phase="backward", layer="blocks*").total("duration_ns")
+    assert blocks.backward.gpu_ns == pytest.approx(kernels / 4, rel=0.001)
+    assert sum(block.parameters for block in model.blocks) == 43_118_592
+
+
 def test_a_plan_and_a_what_if_agree_on_memory(recorded):
     """Of checkpointed blocks the update holds most: parameters, gradients, two moments and its own values."""
     model, *_ = recorded_model(recorded)
@@ -372,6 +382,7 @@ shutil.copy({str(H200)!r}, sys.argv[4])
     monkeypatch.setattr(script, "COLLECT", ["collect.py"])
     job = script.of_script(["train.py"], [], "dgx-h100", None, (8, 64))
     assert job.own == Strategy(dp=8, micro_batch=8, overlap=True)  # 64 samples, 8 at once
+    assert script.of_script(["train.py"], [], "dgx-h100", None, (16, 0)).own.batch == 128  # as many for each
 
 
 # On a cluster ---------------------------------------------------------------------------------------
