@@ -151,7 +151,7 @@ def transformer(name: str) -> Any:
     return Model()
 
 
-def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
+def prepared(case: Case) -> Callable[[], None]:
     """Return a model on the emulated GPU, and its training step."""
     import gpu_steps  # type: ignore[import-not-found]
     import torch
@@ -191,7 +191,7 @@ def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
         if not own_way:
             optimizer.zero_grad()
 
-    return model, step
+    return step
 
 
 def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
@@ -203,7 +203,7 @@ def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
     world.emulate_script(case.gpu, "typical")
     gpu = world.SCRIPT[0]
     try:
-        model, step = prepared(case)
+        step = prepared(case)
     except ImportError as error:
         return f"{path.stem} is left out: {error}"
     step()
@@ -211,7 +211,7 @@ def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
     if rows is None:
         gpu.forget_peak()
         held = gpu.held_bytes
-        path.write_bytes(pickle.dumps((world.observed(gpu, step, model), gpu.peak_bytes, held)))
+        path.write_bytes(pickle.dumps((world.observed(gpu, step), gpu.peak_bytes, held)))
         return ""
     with daydream.collect(path, steps=1, warmup=0, unprofiled=0, force=True) as recording:
         while recording.trace is None:

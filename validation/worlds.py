@@ -28,7 +28,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -299,6 +298,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
     lines: dict[tuple[Any, ...], Line] = {}
     taken: list[tuple[Line, int]] = []  # of each collective, by its number
     futures: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+    own_move = process_group.move
 
     class Carried(process_group.Done):
         def wait(self, timeout: Any = None) -> bool:
@@ -311,8 +311,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             futures.put((self._number, future := torch.futures.Future(), self._result))
             return future
 
-    @contextmanager
-    def hear(one: process_group.Asked) -> Iterator[None]:
+    def move(one: process_group.Asked, pairs: Any) -> None:
         ranks, own, message = process_group.GROUPS[one.group][0], dist.get_rank(), one.operation in P2P
         if message:
             ranks = [own, one.peer] if one.operation == "send" else [one.peer, own]
@@ -322,7 +321,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
         together = max(sum(rank // 2 == node for rank in ranks) for node in range(2))
         took = now["cluster"].time_ns(one.operation, size, len(ranks), per_node=together)
         taken.append((lines[key], lines[key].ask(took)))
-        yield
+        own_move(one, pairs)
 
     def complete() -> None:
         while True:
@@ -331,7 +330,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             future.set_result(result)
 
     process_group.Done = Carried  # type: ignore[misc]
-    process_group.HEARD.append(hear)
+    process_group.move = move
     threading.Thread(target=complete, daemon=True).start()
 
 
