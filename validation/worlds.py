@@ -311,7 +311,8 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             futures.put((self._number, future := torch.futures.Future(), self._result))
             return future
 
-    def move(one: process_group.Asked, pairs: Any) -> None:
+    def move(asked: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
+        one = asked
         ranks, own, message = process_group.GROUPS[one.group][0], dist.get_rank(), one.operation in P2P
         if message:
             ranks = [own, one.peer] if one.operation == "send" else [one.peer, own]
