@@ -373,15 +373,6 @@ def test_a_reach_is_a_part(reach):
     refuses("above 0 and at most 1", roofline, build(recorded(("a", 100, None))), reach=reach)
 
 
-@pytest.mark.parametrize("speedup", [0.5, 2, 5])
-def test_without_device_work_the_step_takes_its_share(speedup):
-    graph = Graph()
-    for _ in range(3):
-        put(graph, "work", "main", 100, gap_ns=50)
-    cpu(graph, speedup=speedup)
-    assert makespan(graph) == (3 * 100 + 2 * 50) / speedup
-
-
 def test_the_range_covers_what_an_unknown_element_type_may_be():
     graph = products(None, "float32")
     open_type = graph.select(name="my_gemm").first()

@@ -20,7 +20,6 @@ from test_model_parallel import transformer
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import work
-from daydream.costs.device.call_scaling import link_bandwidth
 from daydream.costs.device.input_sizes import (
     growth_by_grids,
     is_feature_size,
@@ -30,20 +29,11 @@ from daydream.costs.device.input_sizes import (
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
 
-
-def decoding(*, with_shapes, without, training=False):
-    p = Program()
-    p.op("aten::linear", "forward", ("gemm", with_shapes), shapes="8x16 32x16 32")
-    p.op("graph launch", "backward" if training else "forward", ("replayed", without))
-    return p.graph()
-
-
 UPDATE = ("update", None, "optimizer")
 
 
 COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
 
-PINNED = "Memcpy HtoD (Pinned -> Device)"
 
 # Sequence length and batch size, by recorded shapes: each answer worked out by hand
 
@@ -480,31 +470,6 @@ def test_layers_times_one_are_the_same_layers():
     )
 
 
-def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
-    p = Program()
-    p.op("aten::copy_", "data", (PINNED, 4 * MIB))
-    p.op("aten::linear", "forward", ("gemm", 1_000), shapes="8x16 32x16 32")
-    p.op("aten::linear", "backward", ("gemm", 1_000), shapes="8x16 32x16 32")
-    for row in p.rows:
-        if row["kind"] == "memcpy":
-            row["bytes"] = 8 * MIB
-    graph = p.graph()
-    batch_size(graph, factor=4)
-    copies = graph.select(kind="memcpy")
-    assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
-    assert link_bandwidth(graph) == pytest.approx(2.0)
-
-
-def test_longer_sequences_in_a_larger_batch_are_both_there():
-    graph = of_calls("linear 2x10x16 32x16 32", "_softmax 2x2x10x10 - -")
-    sequence_length(graph, length=30)
-    batch_size(graph, factor=2, recorded=2)
-    chosen = kernels(graph)
-    assert chosen.shapes.tolist() == ["[[4,30,16],[32,16],[32]]", "[[4,2,30,30],[],[]]"]
-    after = work(graph, chosen)
-    assert after.flop.tolist() == [2 * 4 * 30 * 16 * 32, 5 * 4 * 2 * 30 * 30]
-
-
 def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
     # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
     graph = of_calls(
@@ -515,15 +480,6 @@ def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
     )
     batch_size(graph, factor=2)
     assert grown(graph) == [2, 1, 1, 2]
-
-
-@pytest.mark.parametrize("factor", [0.5, 2, 3.5])
-def test_what_is_done_with_parameters_alone_stays_with_another_batch(factor):
-    graph = training_by_shapes()
-    assert recorded_batch(graph) == 6
-    batch_size(graph, factor=factor)
-    loading = 2 * factor + 4 + 100 * factor  # the operator's own 2 and the copy grow, the latency does not
-    assert makespan(graph) == loading + 2 * (5_000 + 75_000 * factor) + 80_000 + 80_000
 
 
 def test_sequence_first_layouts_do_not_hide_the_batch():
@@ -549,12 +505,6 @@ def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_sha
     assert found.known.all()
 
 
-def test_a_librarys_convolution_keeps_its_weight():
-    # as `conv1d` calls it: with a dimension more than the parameter, and 64 filters, a multiple of 8
-    graph = of_calls("cudnn_convolution 8x64x1x30 64x64x1x1", "relu 8x64x1x30")
-    assert growth(graph, 8, 24).flop.tolist() == [3.0, 3.0]
-
-
 def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
     p = Program()
@@ -568,37 +518,9 @@ def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
     assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
 
 
-@pytest.mark.parametrize("name", ["_flash_attention_forward", "_efficient_attention_forward"])
-def test_the_length_stands_where_the_operator_has_it(name):
-    #                   batch x length x heads x width,            batch x heads x length x width
-    call = (name, [[2, 40, 6, 8]] * 3)
-    assert recorded_length(of_calls(call)) == 40
-    both = of_calls(call, ("_scaled_dot_product_flash_attention", [[2, 6, 40, 8]] * 3))
-    assert (recorded_length(both), recorded_batch(both)) == (40, 2)
-    sequence_length(both, length=20)
-    # Half as many queries and half as many keys: a quarter of the scores.
-    assert grown(both) == [1 / 4, 1 / 4]
-
-
 def test_a_size_of_one_is_no_evidence_beside_another():
     words, positions = ("embedding", "100x16 8x20"), ("embedding", "50x16 1x20")
     assert recorded_batch(of_calls(words, positions)) == 8
-
-
-@pytest.mark.parametrize("factor", [0.5, 2])
-def test_inference_most_of_whose_time_has_no_shapes_is_refused(factor):
-    does_not_apply(
-        "no shapes show how 75% of the work would grow",
-        batch_size,
-        decoding(with_shapes=100_000, without=300_000),
-        factor=factor,
-    )
-    does_not_apply(
-        "no shapes show how 100% of the work would grow",
-        batch_size,
-        of_calls(("linear", None)),
-        factor=factor,
-    )
 
 
 def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():

@@ -231,23 +231,6 @@ def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():
 
 
 @pytest.mark.parametrize(
-    ("options", "mean"),
-    [
-        ({"workers": 1}, 100),
-        ({"workers": 2}, 50),
-        ({"workers": 4}, 25),
-        ({"workers": 4, "recorded": 4}, 50),
-        ({}, 10),  # never waits: two calls of 5 us
-    ],
-)
-def test_without_a_loader_range_the_time_before_the_first_copy_tells_its_rate(options, mean):
-    replay = daydream.replay(bursts_of_two())
-    assert replay.measured_ns == pytest.approx(50e3, rel=0.12)
-    predicted = daydream.whatif(replay, "dataloader", get_ms=FETCH, **options)
-    assert predicted.predicted_ns == pytest.approx(mean * 1e3, rel=0.12)
-
-
-@pytest.mark.parametrize(
     ("wait", "whole", "faster"), [(80e3, 100e3, 90e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
 )
 def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whole, faster):

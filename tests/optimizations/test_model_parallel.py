@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism: each answer worked out by hand."""
 
 import pytest
-from daydream.optimizations.pipeline import equal_parts, pipeline
+from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import put
 from recorded import Program, does_not_apply, kernel_ns, makespan, noted
@@ -344,18 +344,6 @@ def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
     assert updates.where(rank=1).duration_ns.tolist() == [0, 0, 7, 7]
     # The second step's first pass waits for the update; the last stage's update is hidden.
     assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
-
-
-def test_stages_are_of_equal_time():
-    assert equal_parts([10, 10, 10, 10], 2) == [0, 2]
-    assert equal_parts([30, 10, 10, 10], 2) == [0, 1]
-    assert equal_parts([1, 1, 1, 5, 5], 3) == [0, 3, 4]
-    assert equal_parts([1, 2, 3], 1) == [0]
-    graph = stack(blocks=3)
-    graph.select(layer="blocks.0").scale(2)
-    pipeline(graph, stages=2, micro_batches=1, **FREE)
-    assert sorted(set(graph.select(rank=1).layer)) == ["blocks.1", "blocks.2"]
-    assert "Blocks of the stages: 1, 2, with 50%, 50% of the passes' time." in graph.facts.notes
 
 
 def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
