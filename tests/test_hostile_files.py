@@ -16,7 +16,7 @@ from pyarrow import parquet
 import daydream
 from daydream.cli import daydream as group
 from daydream.cli.errors import run
-from daydream.errors import TraceError
+from daydream.errors import GraphError, TraceError
 from daydream.files import input_files
 from daydream.trace.metadata import Metadata
 from daydream.trace.trace import Trace
@@ -403,3 +403,65 @@ def test_a_name_that_steers_a_terminal_does_not_reach_it_as_a_suggestion(tmp_pat
         patch.setattr("click.echo", lambda text, **_: said.append(text))
         print_next("whatif", name)
     assert "\x1b" not in said[0]
+
+
+def test_ids_and_amounts_that_cannot_be_are_unknown(tmp_path):
+    args = {"correlation": -9, "bytes": 2**62, "External id": -5}
+    path = written(tmp_path / "t.json", event("gpu_memcpy", "m", 1, 2, **args), event("cpu_op", "a", 0, 9))
+    trace = daydream.load(path)
+
+    row = trace.is_kind("memcpy")
+    assert {name: int(trace[name][row][0]) for name in ("correlation", "bytes", "external_id")} == {
+        "correlation": -1, "bytes": -1, "external_id": -1,
+    }  # fmt: skip
+
+
+def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, tmp_path):
+    sound.save(tmp_path / "t.parquet")
+    (tmp_path / "mine.py").write_text("class mine:\n    def __init__(graph):\n        pass\n")
+
+    code, _, err = ask("whatif", "./mine.py", "--trace", "t.parquet")
+    assert code in (1, 2)
+    assert "internal" not in err
+
+
+def test_a_speedup_next_to_nothing_is_refused():
+    example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    with pytest.raises(GraphError, match="longer than 13 days"):
+        daydream.whatif(example, "amp", memory_speedup=1e-300)
+
+
+def test_an_autograd_thread_whose_caller_never_idles_is_read(ask, tmp_path):
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    rows = [(1, "a", 2147483647, 0), (1, node, 6, 2), (2, "b", 8, 2), (2, "c", 6, 0)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "pid": 9, "tid": tid, "name": name, "ts": ts, "dur": dur}
+        for tid, name, ts, dur in rows
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+
+    assert "internal" not in ask("replay", "--trace", "t.json")[2]
+
+
+def test_more_gradients_than_can_be_counted_are_refused():
+    gpt = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    with pytest.raises(GraphError, match="gradient_mb must be above 0 and at most 268,435,456, not 1e\\+20"):
+        daydream.whatif(gpt, "p3", servers=4, gradient_mb=1e20)
+
+
+def test_times_that_have_no_place_in_program_order_are_refused(ask, tmp_path):
+    late = 2**50 + 1
+    trace = Trace(
+        {
+            "kind": np.zeros(1, np.int32),
+            "name": np.zeros(1, np.int32),
+            "start_ns": np.array([late]),
+            "duration_ns": np.array([5]),
+        },
+        {"kind": ["operator"], "name": ["a"]},
+    )
+    trace.save(tmp_path / "late.parquet")
+
+    code, _, err = ask("replay", "--trace", "late.parquet")
+    assert code == 1
+    assert "internal" not in err

@@ -471,3 +471,12 @@ def test_no_answer_depends_on_edits_that_change_nothing_or_on_what_was_asked(rep
 def test_of_a_random_program_neither(recipe, tmp_path):
     path = recipe.machine().run(steps=11).write(tmp_path / "trace.json", 6, 9)
     assert_it_holds_whatever_was_asked(daydream.replay(daydream.load(path)))
+
+
+def test_each_says_what_decides_then(ranking):
+    #                 the long kernel of 84; data, sync and two launches of 85; data, sync and a launch of 132
+    bounds = [("GPU", 60 / 84), ("CPU", (32 + 2 + 5 + 6) / 85), ("CPU", (64 + 2 + 6) / 132)]
+    assert [(each.bound, each.bound_share) for each in ranking.optimizations] == bounds
+    # Without any CPU cost 66 are left, without the device 52: neither bounds the step, as `explain` says.
+    assert (ranking.bound, ranking.bound_share) == ("turns", 0.0)
+    assert daydream.explain(ranking.replay).bound == "turns"

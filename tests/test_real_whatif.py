@@ -1,5 +1,7 @@
 """What-ifs on public traces, and on machines that are run again with the change."""
 
+import gzip
+import sqlite3
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from contention_machine import Machine
 from sanity import a_busy_device_gains_from_faster_kernels, sources
-from shared import TRACES, shared_replay
+from shared import TRACES, shared_replay, shared_trace
 
 import daydream
 from daydream import GraphError
@@ -16,6 +18,42 @@ from daydream.costs.contention import measured_contention
 from daydream.errors import DaydreamError
 from daydream.predict.contention_option import parsed
 from daydream.simulate import simulate
+from daydream.transforms.registry import find
+
+
+def covered_steps(replay):
+    return list(replay.settled.step_times(0))
+
+
+def optimizer_cpu_ns(replay):
+    """CPU time a step from the first operator of `Optimizer.step` ranges to the end of the last."""
+    trace = replay.graph.trace
+    start, duration = trace["start_ns"], trace["duration_ns"]
+    operators = np.flatnonzero(trace.is_kind("operator"))
+    spans = []
+    for row in np.flatnonzero(trace.is_kind("annotation")).tolist():
+        if trace.values("name", [row])[0].startswith("Optimizer.step#") and trace["tid"][row] >= 0:
+            here = operators[(trace["tid"][operators] == trace["tid"][row])]
+            here = here[(start[here] >= start[row]) & (start[here] < start[row] + duration[row])]
+            if len(here) and trace["step"][row] in covered_steps(replay):
+                spans.append((start[here] + duration[here]).max() - start[here].min())
+    return float(np.sum(spans) / len(covered_steps(replay)))
+
+
+@pytest.fixture(scope="module")
+def gpt_calls(tmp_path_factory):
+    """Start and end of every launch call of the A100 forward passes, read from the raw tables."""
+    path: Path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
+    path.write_bytes(gzip.decompress(shared_trace(GPT_EAGER).read_bytes()))
+    with sqlite3.connect(path) as database:
+        rows = database.execute(
+            "select r.start, r.end from CUPTI_ACTIVITY_KIND_RUNTIME r join CUPTI_ACTIVITY_KIND_KERNEL k "
+            "using (correlationId) order by r.start"
+        ).fetchall()
+    return np.array(rows)
+
+
+RTX_LINEAR = "kineto/rtx2080ti_linear_40_iterations.json.gz"
 
 # What-ifs on real training traces, each figure worked out another way from the trace's own columns
 
@@ -405,3 +443,59 @@ def test_less_transferring_beside_kernels_makes_them_faster_and_more_slower():
         assert (measured.speedup > off.speedup) is gains
         assert measured.speedup == pytest.approx(off.speedup, rel=0.03)
         assert measured.timeline.overlaps_settled
+
+
+def test_amp_leaves_copies_collectives_the_optimizer_and_16_bit_kernels_alone():
+    for name in (A100_DDP, V100_LOADER_4, RTX_RESNET):
+        graph = shared_replay(name).graph.copy()
+        before, types = graph.columns["duration_ns"].copy(), graph.select().dtype
+        find("amp").function(graph, model="paper")
+        changed = graph.tasks(np.flatnonzero(graph.columns["duration_ns"] != before))
+
+        assert set(changed.kind) == {"kernel"}
+        assert set(types[np.isin(graph.ids, changed.ids)]) == {"float32"}
+        assert set(changed.dtype) == {"float16"}  # what is predicted on top of it sees that
+        assert "optimizer" not in set(changed.phase)
+        assert not any("tf32" in task or "s884" in task for task in changed.name)
+
+
+@pytest.mark.parametrize("name", [A100_DDP, RTX_LINEAR])
+def test_a_fused_optimizer_saves_its_cpu_time_where_the_cpu_is_the_limit(name):
+    # CPU-bound on an A100 and on an RTX 2080 Ti: what goes is the CPU time from the optimizer's first
+    # operator to its last; what stays is one launch, and Python before, behind and for each tensor.
+    replay = shared_replay(name).recording  # sums are made of recorded times
+
+    fused = daydream.whatif(replay, "fused-adam")
+
+    stays = fused.graph.select(on="gpu", phase="optimizer").launches().duration_ns
+    walks = fused.graph.select(name="parameters in Python").duration_ns
+    saved = replay.replayed_ns - fused.predicted_ns
+    expected = optimizer_cpu_ns(replay) - np.median(stays) - np.median(walks)
+    assert saved == pytest.approx(expected, rel=0.1)
+
+
+def test_without_gpu_time_a_queue_bound_step_takes_the_cpu_its_own_time(gpt_calls):
+    # By hand: 1,832 launches a pass, each the median of the calls that met room (6.8 us), and the time
+    # between calls as it was. Passes 1 to 9, from raw calls: 78.9 ms in the mean.
+    replay = shared_replay(GPT_EAGER)
+    start, end = gpt_calls.T
+    unblocked = np.median((end - start)[:1000])
+    passes = [slice(number * 1832, (number + 1) * 1832 - 1) for number in range(1, 10)]
+    own = [(start[1:] - end[:-1])[span].sum() + 1832 * unblocked for span in passes]
+
+    result = daydream.whatif(replay, "scale", on="gpu", factor=0)
+
+    assert result.predicted_ns == pytest.approx(np.mean(own), rel=0.03)
+
+
+def test_the_queue_bound_transformer_meets_the_same_two_limits():
+    replay = shared_replay(TRANSFORMER)
+
+    half = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    none = daydream.whatif(replay, "scale", on="gpu", factor=0)
+
+    assert replay.max_error <= 0.01
+    # Half the GPU's time plus what no GPU speed removes: start-up costs and delays without a cause.
+    assert 0.5 < half.predicted_ns / replay.replayed_ns < 0.58
+    # The CPU's own time: launches at their unblocked cost and everything between them.
+    assert none.predicted_ns < 0.4 * replay.replayed_ns

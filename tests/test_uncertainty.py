@@ -1,6 +1,6 @@
 """The range of a prediction: what each cause adds, and that a change of nothing adds none."""
 
-from math import hypot
+from math import hypot, sqrt
 
 import pytest
 from graph.small_traces import call, launched, op, trace
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 import daydream
 from daydream.graph.tables import Facts
+from daydream.predict.basis import variation
 from daydream.predict.graph_diff import MODEL_ERROR, Affected
 from daydream.predict.interval import unknown_ns
 
@@ -247,3 +248,19 @@ def test_a_range_that_reaches_from_nothing_to_the_step_as_it_is_is_no_answer():
     assert document["reason"] == comparison.reason
     assert all(step["predicted_ns"] is None for step in document["steps"])
     assert "cannot be predicted" in repr(comparison)
+
+
+def test_more_steps_tell_their_mean_better():
+    assert variation([[100]]) == 0.0
+    assert variation([[100, 100, 100]]) == 0.0
+    assert variation([[-100, 100]]) == 0.0
+    # standard deviation 10 about 100, times Student's t of 4 degrees of freedom
+    assert variation([[90, 90, 100, 110, 110]]) == pytest.approx(2.132 * 0.1 / sqrt(5))
+    assert variation([[90, 110] * 20]) < variation([[90, 110] * 4]) < variation([[90, 110]])
+
+
+def test_steps_of_other_work_do_not_make_the_mean_uncertain():
+    # an optimizer every other step: 10 about 100 and 20 about 200, so 5 * 100 + 5 * 400 over 8 degrees
+    kinds = [[90, 90, 100, 110, 110], [180, 180, 200, 220, 220]]
+    assert variation([[100, 100, 100], [200]]) == 0.0
+    assert variation(kinds) == pytest.approx(1.860 * sqrt(4 * (100 + 400) / 8) / sqrt(10) / 150)

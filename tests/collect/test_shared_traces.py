@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.importers import import_trace
+from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.trace.schema import DEVICE_KINDS
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -150,3 +152,51 @@ def test_odd_traces_are_imported(name):
     trace = imported(f"odd/{name}.json.gz")
     assert len(trace) > 0
     assert trace.metadata["steps"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a100_resnet_ddp_rank0of2", "mi300x_resnet_ddp_checkpoint_rank0of8", "v100_resnet50_loader_workers_0",
+        "h100_bert_small_inference", "a100_particle_transformer_forward_batch8",
+    ],
+)  # fmt: skip
+def test_nesting_and_external_ids_agree_on_every_operator(name):
+    # The profiler's own link, External id, is found again from times alone: by launch and containment.
+    recording = read_kineto(SHARED / "kineto" / f"{name}.json.gz")
+    nesting, launch = nest(recording), link_launches(recording)
+    assert nesting.crossings == 0
+    operator = recording.is_kind("operator")
+    row_of = dict(
+        zip(recording["external_id"][operator].tolist(), np.flatnonzero(operator).tolist(), strict=True)
+    )
+    by_time = nearest(operator, nesting.parent)
+    lines = np.flatnonzero((launch >= 0) & (recording["external_id"] != recording["correlation"]))
+    said = [row_of.get(external, -1) for external in recording["external_id"][lines].tolist()]
+    checked = np.array(said) >= 0
+    assert checked.sum() > 0.9 * len(lines)
+    assert np.array(said)[checked].tolist() == by_time[launch[lines]][checked].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "median", "p10", "p90", "most"),
+    [
+        ("rtx2080ti_linear_40_iterations", 39, 24.5, 20.6, 27.0, 59.3),
+        ("rtx2080ti_resnet_30_iterations", 29, 171.2, 152.3, 755, 829),
+    ],
+)
+def test_steps_cut_at_the_optimizer(name, steps, median, p10, p90, most):
+    trace = imported(name)
+    assert trace.metadata["step_source"] == "ends of Optimizer.step#SGD.step"
+    times = np.array(covered_ms(trace))
+    assert len(times) == steps
+    assert [np.median(times), times.max()] == pytest.approx([median, most], rel=0.005)
+    for share, stated in ((0.1, p10), (0.9, p90)):
+        low, high = (np.quantile(times, share, method=method) for method in ("lower", "higher"))
+        assert low * 0.995 <= stated <= high * 1.005
+
+
+def test_a_trace_without_a_device_has_steps():
+    trace = imported("odd/cpu_only.json.gz")
+    assert covered_ms(trace) == pytest.approx([219.5, 424.3, 210.8, 220.1], abs=0.1)
+    assert trace.metadata["vendor"] == "cpu"

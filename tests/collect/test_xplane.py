@@ -285,3 +285,18 @@ def test_kernels_of_public_profiles_have_the_work_of_their_operators():
     assert {name[:4] for name in kernels.name[convolution].tolist()} == {"Cijk"}
     assert set(bound(kernels.graph, kernels).kind[product].tolist()) == {"memory"}
     assert "roofline 96%" in " ".join(daydream.whatif(trace, "gpu", to="h100").notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "dtype"),
+    [
+        ("a10g_conv2d", "gemm_fusion_dot_1", "float32"),  # in a CUDA graph: told by the kernel's name
+        ("mi300x_jax_te_fused_attn_training", "gemm_fusion_dot", "bfloat16"),
+        ("mi300x_jax0.8_conv_8gpu", "loop_transpose_fusion", "bfloat16"),
+    ],
+)
+def test_public_profiles_tell_element_types(name, kernel, dtype):
+    trace = public(name)
+    rows = zip(trace.values("name"), trace.values("dtype"), trace.is_kind("kernel"), strict=True)
+    found = {told for own, told, is_kernel in rows if own == kernel and is_kernel}
+    assert found == {dtype}

@@ -20,6 +20,21 @@ from daydream.costs.workload.operator import operator_work
 from daydream.errors import FileError
 from daydream.report.views.explanation import counted_sentences
 
+
+def on_two_devices():
+    trace = kernels("axpy", "axpy", "axpy", "axpy")
+    trace.columns["device"] = np.array([2, 9, 2, 9])
+    return trace
+
+
+def of_agents(*agents):
+    header = "Dispatch_Id,Agent_Id,Grid_Size,Kernel_Name,Workgroup_Size,Counter_Name,Counter_Value\n"
+    return header + "".join(
+        f"{at},Agent {agent},1024,axpy,64,{name},{at + 1}\n"
+        for at, agent in enumerate(agents) for name in ("FETCH_SIZE", "WRITE_SIZE")
+    )  # fmt: skip
+
+
 # Files of counters, a format each: small samples of the documented shape, the public samples, and damage
 
 
@@ -349,3 +364,28 @@ def test_roofline_leaves_kernels_at_the_roof_of_l2(held_up_by_l2):
         daydream.whatif(held_up_by_l2(lambda at, ns: 6_000), "roofline", reach=1.0)
     answer = daydream.whatif(held_up_by_l2(None), "roofline", reach=1.0)  # by memory alone 97 % could go
     assert answer.changed
+
+
+def test_a_summary_has_means_and_how_many_launches(tmp_path):
+    text = (
+        '"Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Invocations","Minimum",'
+        '"Maximum","Average"\n"7","axpy","(16, 1, 1)","dram__bytes.sum","byte","4","1","9","5"\n'
+    )
+    (one,) = read(tmp_path, text)
+    assert (one.launches, one.bytes) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("agents", "kib", "said"),
+    [
+        ((4, 10, 4, 10), [2, 4, 6, 8], None),  # launches of the two devices as they are launched
+        ((10, 10, 4, 4), [6, 2, 8, 4], None),  # one device after the other: Agent 4 is before Agent 10
+        ((4, 4), [2, 2, 4, 4], "counts one device; its counts are used for each of 2"),
+        ((4, 4, 4), [4, 4, 4, 4], "could not be told apart"),  # of one device, and one launch more
+        ((4, 5, 6, 7), [2, 4, 6, 8], None),  # more devices than were recorded: all in order of the launches
+    ],
+)
+def test_launches_meet_kernels_of_their_device(tmp_path, agents, kib, said):
+    trace = attached(on_two_devices(), tmp_path, of_agents(*agents))
+    assert [entry["bytes"] for entry in trace.metadata["counters"]] == [1024 * each for each in kib]
+    assert said is None or any(said in note for note in trace.metadata["notes"])

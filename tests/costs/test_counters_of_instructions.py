@@ -12,8 +12,8 @@ from test_counters import attached, axpy, kernels, long_table, read
 
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import Totals, read_counted
-from daydream.costs.counters.quantities import amounts_of_amd, amounts_of_sass
-from daydream.costs.workload.counters import counted_work
+from daydream.costs.counters.quantities import amounts_of_amd, amounts_of_sass, quantities_of
+from daydream.costs.workload.counters import conflict_share, counted_work
 from daydream.errors import FileError
 
 HIST = (
@@ -240,3 +240,15 @@ def test_no_cut_of_them_is_more_than_one_line(tmp_path, whole):
             read(tmp_path, whole[:end])
         except FileError as error:
             assert "\n" not in str(error)  # noqa: PT017 - some cuts are whole files
+
+
+def test_the_share_of_conflicts_by_hand():
+    nvidia = quantities_of({
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 250.0, "sm__cycles_elapsed.avg": 100.0,
+    })  # fmt: skip
+    assert conflict_share(nvidia, 10) == 0.25
+    amd = quantities_of({"SQ_LDS_BANK_CONFLICT": 30.0, "GRBM_GUI_ACTIVE": 10.0})
+    assert conflict_share(amd, 30) == 0.1
+    assert conflict_share(quantities_of({"LDSBankConflict": 12.5}), 1) == 0.125
+    assert conflict_share(quantities_of({"SQ_LDS_BANK_CONFLICT": 30.0}), 30) is None
+    assert conflict_share(quantities_of({"LDSBankConflict": 250.0}), 1) == 1  # never more than all of it

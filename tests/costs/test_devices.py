@@ -12,6 +12,7 @@ from daydream import Trace
 from daydream.costs import KernelTable, bound, find_device, retime
 from daydream.costs.contention import LEAST_PLACES, measured_contention
 from daydream.costs.device.roofline import (
+    BYTES_A_THREAD,
     KEPT_ON_MATRIX_UNITS,
     LEAST_REACHABLE,
     runs_in_tf32,
@@ -20,8 +21,12 @@ from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, NoMatchError, NotApplicableError, TraceError
 from daydream.graph.build import build
 from daydream.model.precision import (
+    FLASH_1,
+    FLASH_2,
     in_16_bits,
 )
+
+ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)"
 
 # The table of GPUs: what names mean, and what cannot be in it
 
@@ -409,3 +414,97 @@ def test_of_a_run_that_was_half_overlapped_the_excess_stands_for_that_half():
     # 60 of 100 us of work alone; the other 40 took 80, until 180
     found = shown(slowed(1.4), until=180.0)
     assert found.kernel.factor == pytest.approx(2, rel=1e-3)
+
+
+def test_a_sum_in_16_bits_moves_half_the_bytes():
+    graph = graph_of(*many(SUM_OF_RETIME))
+    retimed = retime(graph, kernels_of(graph, "elementwise"), dtype="float16")
+    assert retimed.duration_ns.tolist() == [2_000 + 298_000 // 2]
+
+
+def test_a_tiny_kernel_stays_at_the_floor():
+    graph = graph_of(*many(SUM_OF_RETIME))
+    assert retime(graph, kernels_of(graph, "tiny"), dtype="float16").duration_ns.max() == 2_000
+
+
+def test_the_same_device_and_factors_of_one_change_nothing():
+    graph = graph_of(*many(PRODUCT), SUM_OF_RETIME)
+    work = kernels(graph)
+    for retimed in (
+        retime(graph, work),
+        retime(graph, work, device="v100"),
+        retime(graph, work, dtype="float32"),
+    ):
+        assert retimed.duration_ns.tolist() == work.duration_ns.tolist()
+
+
+def test_a_small_grid_leaves_room_for_a_larger_batch():
+    # 20 blocks on 80 units: four times the blocks still are one wave, as 256 x 128 take a whole unit
+    small = Call("aten::mm", "256x4096 4096x256", [Kernel("sgemm_256x128_nn", 402_000, "20,1,1")])
+    graph = graph_of(*many(small))
+    product = kernels_of(graph, "sgemm_256x128_nn")
+    assert retime(graph, product, flop_factor=4, bytes_factor=4).duration_ns.tolist() == [402_000]
+    two_waves = retime(graph, product, flop_factor=5, bytes_factor=5)
+    assert two_waves.duration_ns.tolist() == [802_000]
+
+
+def test_an_unknown_kernel_goes_by_its_kind():
+    unknown = Call("my::op", "8", "ampere_sgemm_64x64 302_000, mine 102_000")
+    graph = graph_of(*many(unknown))
+    retimed = retime(graph, kernels_of(graph, "ampere_sgemm_64x64", "mine"), dtype="float16")
+    # A V100's tensor cores compute 125 TFLOP/s, its vector units 15.7.
+    product = LEAST_NS + (302_000 - LEAST_NS) * 15.7 / 125 / KEPT_ON_MATRIX_UNITS
+    assert retimed.duration_ns.tolist() == [round(product), 2_000 + 50_000]
+    assert retimed.coverage == {"ratio": 404_000}
+
+
+# 20 tiles of 128 x 26: 3,277 elements each
+SMALL_PRODUCT = Call("aten::mm", "256x4096 4096x256", [Kernel("sgemm", 402_000, grid="20,1,1")])
+
+
+def test_memory_ends_it_sooner_where_the_blocks_move_much():
+    graph = graph_of(*TINY, adding_blocks(FLOOR + 2_000))  # 0.27 of the bandwidth on half of the units
+    assert grown(graph, "sum", 2) == FLOOR + 2_000
+    assert grown(graph, "sum", 8) == round(FLOOR + 8 * SUM_NS / LEAST_REACHABLE)
+
+
+def test_products_share_a_unit_until_its_arithmetic_is_used():
+    graph = graph_of(*TINY, SMALL_PRODUCT)
+    assert grown(graph, "sgemm", 4) == 402_000
+    # 100 blocks: 20 units have two, which take 2 x 0.34 of its peak, so that 0.6 binds
+    two = 5 * (2 * 256 * 256 * 4096 / 15_700) / LEAST_REACHABLE / (100 / 160)
+    assert grown(graph, "sgemm", 5) == round(FLOOR + two)
+
+
+def test_a_kernel_without_a_grid_grows_with_its_work():
+    assert grown(graph_of(*TINY, adding_blocks(grid=None)), "sum", 4) == FLOOR + 4 * 20_000
+
+
+def test_a_kernel_whose_threads_loop_takes_longer_with_every_element():
+    # 100 blocks, so all units are busy: of 256 threads each, with 20 times the bytes of the others
+    loop = adding_blocks(102_000, "100,1,1", "loop", 100 * 256 * 80)
+    assert BYTES_A_THREAD < 80 * 12
+    assert grown(graph_of(*TINY, loop), "loop", 2) == FLOOR + 2 * 100_000
+
+
+@pytest.mark.parametrize(("other", "kept"), [("", FLASH_1), ("_nocast", FLASH_2)])
+def test_attention_goes_from_three_tf32_products_each_to_the_flash_kernels_of_its_torch(other, kept):
+    #  156 / 3 = 52 TFLOP/s become 312, of which flash attention reaches another share
+    graph = graph_with(Kernel(ATTENTION, 23_400_000), Kernel(STRIDED.format(other), 9_000))
+    assert in_half(graph, "fmha") == (round(FLOOR + (23_400_000 - FLOOR) / (6 * kept[0])), kept[1])
+
+
+def test_libraries_choose_tiles_of_products_that_fill_the_other_device():
+    product = Call("aten::mm", "256x4096 4096x256", [Kernel("one", FLOOR + BODY, grid="20,1,1")])
+    arithmetic = V100.peak("float32") / A100.peak("float32")
+    assert on_a100(product) == round(FLOOR + BODY * arithmetic)
+
+
+def test_matrix_products_and_other_kernels_are_told_apart():
+    found = shown(
+        lambda place, step: 100.0 * ((1.3 if place < PLACES else 1.05) if (place + step) % 2 == 0 else 1),
+        places=2 * PLACES,
+        name=lambda place, _step: f"volta_sgemm_{place}" if place < PLACES else f"relu_{place}",
+    )
+    assert found.matrix.factor == pytest.approx(1.3, rel=1e-3)
+    assert found.other.factor == pytest.approx(1.05, rel=1e-3)

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from graph.small_graphs import kernels
 from shared import shared_replay
+from work_traces import Call, graph_of
 
 import daydream
-from daydream.costs import is_matrix, work
+from daydream.costs import find_device, is_matrix, retime, work
 from daydream.costs.contention import measured_contention
 from daydream.costs.device.input_sizes import _Kernels
 from daydream.costs.device.roofline import Change
@@ -184,3 +185,15 @@ def test_torch_computes_the_last_operator_again_if_its_result_is_saved(last):
     again = _when(node) == BEHIND
     assert ran.count(operator) == again
     assert ran.count("sin") == 1
+
+
+def test_batch_norm_of_a_library_of_convolutions_is_no_product():
+    shapes = "8x4x4x4 4 4"
+    norm = Call("aten::mine", shapes, "cudnn::bn_fw_tr_1C11_kernel_NCHW 10_000_000")
+    product = Call("aten::mine", shapes, "volta_sgemm_64x64 10_000_000")
+    graph = graph_of(norm, product)
+    work = kernels(graph)
+    assert is_matrix(graph, work).tolist() == [False, True]
+    # It streams: T4 to V100 goes by bandwidth, 320 and 900 GB/s, not by arithmetic, 8.1 and 15.7 TFLOP/s.
+    slower = retime(graph, work, device=find_device("t4")).duration_ns / 10_000_000
+    assert slower[0] == pytest.approx(900 / 320, rel=0.01)

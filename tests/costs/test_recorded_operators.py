@@ -220,3 +220,35 @@ def test_fused_attention_has_the_flop_of_torchs_formulas(keys):
 
 
 # Whole models: everything that torch counts
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("channels", [6, 4])  # 4 as in the input: only sizes tell that it is transposed
+def test_transposed_convolutions_have_the_flop_that_torch_counts(dimensions, channels):
+    _, function = CONVOLUTIONS[dimensions - 1]
+    inputs = values(2, 4, *[5] * dimensions), values(4, channels, *[3] * dimensions)
+    ours, theirs = both(lambda *given: function(*given, stride=2, padding=1), *inputs)
+    assert ours == sum(theirs.values()) == 3 * 2 * 2 * 5**dimensions * 4 * channels * 3**dimensions
+
+
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_recurrent_layers_take_each_weight_once_a_step(layer, gates, directions):
+    module = getattr(nn, layer)(6, 5, 2, bidirectional=directions == 2)
+    weights = directions * gates * 5 * ((6 + 5) + (directions * 5 + 5))
+    assert weights == sum(each.numel() for each in module.parameters() if each.dim() == 2)
+    ours, theirs = both(lambda x: module(x)[0], values(7, 3, 6))
+    forward = 2 * 7 * 3 * weights
+    # Backward each weight works twice a step; the first state needs no gradient, which saves one use
+    # where steps are operators of their own. torch sees nothing of the LSTM, which is one operator.
+    first = 0 if layer == "LSTM" else 2 * 3 * 2 * directions * gates * 5 * 5
+    assert ours == 3 * forward - first
+    assert sum(theirs.values()) == (0 if layer == "LSTM" else ours)
+
+
+def test_products_that_torch_does_not_count():
+    # 3 x 4 times 4, and the backward pass an outer product (no multiply-add) and 4 x 3 times 3
+    assert both(torch.mv, values(3, 4), values(4)) == (2 * 2 * 3 * 4, {})
+    # the forward pass adds up two products of 3 x 4 x 5 in place; torch sees the backward pass alone
+    ours, theirs = both(torch.addbmm, values(3, 5), values(2, 3, 4), values(2, 4, 5))
+    assert (ours, theirs) == (3 * 2 * 120, {"bmm": 2 * 2 * 120})

@@ -15,7 +15,7 @@ from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
 from daydream.errors import NoMatchError
 from daydream.graph.graph import Graph
-from daydream.model.gradients import graph_walks
+from daydream.model.gradients import autograd_node_count, graph_walks, scale_autograd_walks
 
 # FLOP and elements of every operator family, counted by hand
 
@@ -306,3 +306,49 @@ def test_kernels_keep_their_floor_and_each_task_can_have_its_factor():
 def test_nothing_selected_is_an_error():
     with pytest.raises(NoMatchError):
         scaled_time(graph_of(mm(10, 20_000), device=None), Graph().tasks([]), 2)
+
+
+def test_the_library_kernel_does_the_work_and_the_others_help():
+    graph = graph_of(Call("aten::mm", MM, "volta_sgemm_32x128_tn 900, splitKreduce_kernel 5_000"))
+    assert flop(graph) == {"volta_sgemm_32x128_tn": MM_FLOP, "splitKreduce_kernel": -1}
+
+
+def test_without_a_library_kernel_the_longest_does_the_work():
+    graph = graph_of(Call("aten::add", "64 64 -", "prepare 10, add 90"))
+    assert flop(graph) == {"prepare": -1, "add": 64}
+
+
+def test_the_inner_operator_of_a_kind_does_the_work_once():
+    inner = Call("aten::addmm", "16 64x32 32x16 - -", "sgemm 1_000")
+    graph = graph_of(Call("aten::linear", "64x32 16x32 16", inner=[inner]))
+    assert flop(graph) == {"sgemm": MM_FLOP}
+
+
+def test_a_gradient_of_a_weight_finds_the_weight_in_the_call_around_it():
+    inner = Call("aten::cudnn_convolution_backward_weight", "- 2x5x4x4 2x3x8x8 -", "wgrad 9")
+    outer = Call("aten::cudnn_convolution_backward", "2x3x8x8 2x5x4x4 5x3x3x3 -", inner=[inner])
+    assert flop(graph_of(outer))["wgrad"] == 2 * 32 * 135
+
+
+def test_calls_of_one_size_take_the_overhead_of_the_traces_tiny_calls():
+    tiny = Call("aten::add", "8 8 -", tail_ns=4_000)
+    graph = graph_of(tiny, tiny, mm(100, 104_000), device=None)
+    found = times(graph, 3)
+    assert found == {"aten::add": [4_000, 4_000], "aten::mm": [304_000]}
+
+
+def test_views_and_calls_that_only_call_others_keep_their_time():
+    inner = Call("aten::addmm", "64 100x64 64x64 - -", tail_ns=105_000)
+    outer = Call("aten::linear", "100x64 64x64 64", inner=[inner], tail_ns=30_000)
+    graph = graph_of(Call("aten::view", "100x64 -", tail_ns=40_000), outer, device=None)
+    found = times(graph, 2)
+    assert found["aten::view"] == [40_000]
+    assert found["aten::linear"] == [30_000]
+    assert found["aten::addmm"] == [205_000]  # all but 5 us, where the trace holds no tiny call
+
+
+def test_walks_take_as_long_as_there_are_nodes():
+    graph = two_blocks()
+    assert autograd_node_count(graph.select()) == 4
+    scale_autograd_walks(graph, 0.5)
+    assert simulate(graph).makespan_ns == STEP - (BEFORE + BEHIND) // 2

@@ -163,3 +163,12 @@ def test_a_lane_takes_no_longer_than_the_step_and_what_breaks_a_graph_is_named()
     assert max(curve.own_ns for curve in daydream.curves(replay)) == replay.basis_ns
     with pytest.raises(daydream.NotApplicableError, match=r"item, .*masked_select"):
         daydream.whatif(replay, "compile")
+
+
+def test_communication_beside_kernels_saves_less_than_its_share():
+    explanation = explained("kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz")
+
+    assert explanation.share("exposed communication") > 0.5
+    assert explanation.without_communication.saving_ns < 0.5 * explanation.communication.exposed_ns
+    assert explanation.bound == "GPU"
+    assert "(then limited by other work)" in " ".join(view_text(explanation, verbose=True).split())

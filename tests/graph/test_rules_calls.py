@@ -433,3 +433,29 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
 @pytest.mark.parametrize(("samples", "cost"), [([5, 7], 42), ([5, 900, 7], 7), ([-1, 5, 7, 1001], 42)])
 def test_three_samples_below_the_largest_make_a_typical_cost(samples, cost):
     assert _typical(np.array(samples), 1000, 42) == cost
+
+
+def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
+    #  thread 1   |launch gradient|wait|launch reduce|wait|launch update|
+    rows = []
+    for at in range(0, 2_000, 500):
+        rows += [
+            *launched("gradient", at, at + 10, at + 60),
+            call("cudaStreamWaitEvent", at + 6, at + 7),
+            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
+            call("cudaStreamWaitEvent", at + 14, at + 15),
+            *launched("update", at + 16, at + 205, at + 215),
+        ]
+    graph = build(trace(rows))
+    assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
+
+    graph.select(kind="collective").scale(0.5)
+    assert starts(graph)["update"] == 1_500 + 62 + 70.5 + 2
+
+
+def test_a_short_pause_between_nodes_is_their_start_up():
+    graph = build(graph_trace(("a", 10, 20, 7), ("b", 22, 32, 7)))
+    assert len(kernels(graph)) == 2
+
+    graph.select(on="gpu").scale(0.5)
+    assert total(graph) == 10 + 5 + 2 + 5

@@ -146,3 +146,11 @@ def test_two_that_end_in_one_pause_are_both_waited_for_there():
     before = simulate(graph).makespan_ns
     graph.select(name="gloo:all_reduce").where(lambda tasks: tasks.bytes == 8).scale(10)
     assert simulate(graph).makespan_ns - before == 4 * 1000 * (3_000 - 500)
+
+
+def test_a_rank_that_went_on_too_early_waits_for_nothing():
+    wrong = [step(goes_on=CALL + 5_000 + n) for n in range(4)]
+    graph = build(job(wrong))
+
+    assert waited_at(graph) == {"copy": 4}  # the other rank's
+    assert "4 of 8 collectives" in lost(graph)[0]

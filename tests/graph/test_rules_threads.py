@@ -226,3 +226,11 @@ def test_the_autograd_thread_is_called_without_its_operators_too(path):
     known, told = (daydream.build(each) for each in (trace, without_operators(trace)))
     assert handed_over(known, autograd) > 0
     assert handed_over(told, autograd) > 0
+
+
+def test_the_woken_thread_waits_for_the_caller():
+    graph = build(backward_trace(2))
+    named(graph, "forward").scale(3)
+
+    #  each forward takes 20 longer, and all behind it comes later
+    assert total(graph) == 150 + 20 + 20

@@ -330,3 +330,10 @@ def test_evidence_alone_tells_what_threads_of_public_traces_wait_for(name, faste
     assert daydream.whatif(replay, "scale", on="gpu", factor=0.5).speedup == pytest.approx(faster, abs=0.01)
     # what waits for worker processes goes no faster with a faster CPU
     assert daydream.whatif(replay, "scale", on="cpu", factor=0.0).speedup < 1.02
+
+
+def test_where_every_pause_is_alike_a_distant_point_explains_nothing():
+    #  anything is at the same distance from anything: 80 us behind the main thread may be chance
+    assert not (build(loader_trace(uneven=0)).links["dst"] == 0).any()
+    links = build(loader_trace(uneven=0)).links["cause"]
+    assert len(links) == 5  # the copies, 20 us behind each decode but the first

@@ -319,3 +319,15 @@ def test_a_link_into_the_next_step_leads_into_the_next_copy():
     timeline = simulate(graph, copies=3, window=window)
     starts = timeline.start_ns[timeline.column("name") == "train"]
     assert starts.tolist() == [70 * n for n in range(2 + 3 * 2)]
+
+
+def test_a_step_that_took_longer_counts_as_long_as_it_took():
+    #  the third covered step takes three times as long and does no other work: a loader that stalled, say
+    comparison = daydream.whatif(steps_of(90, 100, 100, 300, 100, ops=2), "scale", name="^long$", factor=0.5)
+
+    assert (comparison.measured_ns, comparison.replayed_ns) == (150_000, 150_000)
+    assert comparison.predicted_ns == (600_000 + 4_000) // 8
+    document = comparison.to_json()
+    assert [document[f"typical_{what}_ns"] for what in ("measured", "replayed", "predicted")] == [
+        100_000, 100_000, 50_500,
+    ]  # fmt: skip

@@ -14,7 +14,7 @@ from daydream.errors import DaydreamError
 from daydream.memory.allocations import BEFORE
 from daydream.memory.allocator import Allocator, OutOfMemoryError
 from daydream.memory.lifetimes import allocations
-from daydream.memory.replay import ALLOCATE, DEFER, FREE, Request, usage
+from daydream.memory.replay import ALLOCATE, DEFER, FREE, Part, Request, Segment, usage
 from daydream.memory.report import memory_of
 from daydream.memory.reserved import reserved_for, start_of
 from daydream.memory.settings import Settings, settings_of, settings_text
@@ -441,3 +441,84 @@ def test_pytorch_accepts_and_refuses_the_same(text):
     finally:
         read("max_split_size_mb:20")  # leave nothing behind that a later test could meet
     assert accepted == (text in LEGAL)
+
+
+def test_streams_and_private_pools_share_no_block():
+    allocator = Allocator()
+    for name, (stream, private) in enumerate([(0, 0), (1, 0), (0, 1)]):
+        allocator.allocate(name, 4 * MIB, stream, private)
+    assert allocator.reserved == 3 * 20 * MIB
+    for name in range(3):
+        allocator.free(name)
+    allocator.return_unused()
+
+    assert allocator.reserved == 20 * MIB  # a private pool keeps its memory while it lives
+    allocator.return_unused(private=1)
+    assert allocator.reserved == 0
+
+
+def test_a_block_that_another_stream_still_uses_serves_no_request():
+    def peak(*middle):
+        asked = [Request(ALLOCATE, 0, 12 * MIB), *middle, Request(ALLOCATE, 1, 12 * MIB)]
+        return usage([*asked, Request(FREE, 0)])
+
+    freed, deferred = peak(Request(FREE, 0)), peak(Request(DEFER, 0))
+    assert (freed.peak_allocated_bytes, freed.peak_reserved_bytes) == (12 * MIB, 12 * MIB)
+    assert (deferred.peak_allocated_bytes, deferred.peak_reserved_bytes) == (12 * MIB, 24 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounded"),
+    [(1200, 1536), (100, 512), (2048, 2048), (2049, 2560), (5 * MIB, 5 * MIB), (5 * MIB + 1, 6 * MIB)],
+)
+def test_sizes_are_rounded_to_a_quarter_of_a_power_of_two(asked, rounded):
+    allocator = Allocator(Settings(roundup_divisions=(4,) * 16))
+
+    # 1200 is below 4 * 512, so it is rounded to 512 bytes; between 4 and 8 MiB steps are 1 MiB.
+    assert allocator.rounded(asked) == rounded
+
+
+def test_unused_memory_is_returned_before_it_is_out_of_memory():
+    #  30 MiB: a 12 | b 14, a freed -> c 16 does not fit with both; without a's segment it does
+    asked = [Request(ALLOCATE, 0, 12 * MIB), Request(ALLOCATE, 1, 14 * MIB), Request(FREE, 0)]
+    asked.append(Request(ALLOCATE, 2, 16 * MIB))
+
+    free = usage(asked)
+    assert (free.peak_reserved_bytes, free.retries) == (42 * MIB, 0)
+    full = usage(asked, capacity_bytes=30 * MIB)
+    assert (full.peak_reserved_bytes, full.retries, full.out_of_memory) == (30 * MIB, 1, None)
+
+
+def test_a_split_segment_cannot_be_returned():
+    #  20 MiB: | a 4 | b 4 | 12 left |, a freed -> 16 MiB are unused, and none of it can be given back
+    allocator = Allocator(capacity_bytes=30 * MIB)
+    allocator.allocate(0, 4 * MIB)
+    allocator.allocate(1, 4 * MIB)
+    allocator.free(0)
+
+    with pytest.raises(OutOfMemoryError):
+        allocator.allocate(2, 13 * MIB)
+    assert allocator.reserved == 20 * MIB
+
+
+def test_a_fraction_of_the_device_is_the_limit():
+    asked = [Request(ALLOCATE, 0, 12 * MIB)]
+
+    half = Settings(memory_fraction=0.5)
+    assert usage(asked, settings=half, capacity_bytes=24 * MIB).out_of_memory is None
+    assert usage(asked, settings=half, capacity_bytes=23 * MIB).out_of_memory is not None
+
+
+def test_a_sequence_goes_on_from_what_is_held_at_the_start():
+    #  20 MiB: | held 4 | free 6 | waiting 10 |
+    start = [
+        Segment(
+            1 << 30, 0, False, (Part(4 * MIB, 4 * MIB, 0), Part(6 * MIB), Part(10 * MIB, 9 * MIB, 1, True))
+        )
+    ]  # fmt: skip
+    asked = [Request(ALLOCATE, 2, 8 * MIB), Request(FREE, 1), Request(ALLOCATE, 3, 13 * MIB)]
+
+    found = usage(asked, start=start)
+    assert found.peak_reserved_bytes == (20 + 20) * MIB  # 8 MiB do not fit into 6; 13 fit into 6 + 10
+    assert found.peak_allocated_bytes == (4 + 8 + 13) * MIB
+    assert usage(asked[:1], start=start).held == {0: 4 * MIB, 2: 8 * MIB}

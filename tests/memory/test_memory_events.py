@@ -368,3 +368,10 @@ def test_a_count_of_steps_lies_on_the_cpu_unless_the_optimizer_is_fused(tmp_path
         held = allocations(trained(tmp_path, 3, device=0, before=2**20, **described))
         bytes_of[name] = held["bytes"][held.where(kind="optimizer_state")].tolist()
     assert bytes_of == {"plain": [4096], "fused": [4096, 512]}
+
+
+def test_a_second_kind_of_device_is_not_taken_for_the_first(tmp_path):
+    path = written(tmp_path, [*BOTH, memory_row(30, 512, 4096, Device_Type=12)])
+
+    assert len(daydream.load(path).memory) == 2
+    assert "1 row of memory of a second kind of device was left out." in notes_of(path)

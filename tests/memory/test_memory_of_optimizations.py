@@ -395,3 +395,29 @@ def test_state_that_is_not_told_is_a_range(case, left):
     let_states_shrink(held)
     assert before(held, "unknown") == [left]
     assert held.doubted_cases == {"most"}
+
+
+def test_a_copied_block_has_parameters_gradients_and_activations_of_its_own(trace):
+    # blocks.1 twice: y1 and a1 come again, the copy has w, m, v and g
+    held = edited(trace, "add-layers", count=1, layers="blocks.1")
+
+    assert held_when(held, "aten::mse_loss_backward") == [LAYER] * 5 + [LOSS]
+    assert held.where(kind="parameter").sum() == 3
+    assert held.where(kind="optimizer_state").sum() == 6
+    assert peak(trace, "add-layers", count=1, layers="blocks.1") == (
+        ALWAYS + 3 * WEIGHT + LAYER + LOSS + 3 * WEIGHT + 2 * WEIGHT
+    )
+
+
+def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):
+    found = predict_memory(trace, "pipeline", {"stages": 2, "micro_batches": 2})
+    held = edited(trace, "pipeline", stages=2, micro_batches=2)
+
+    assert sorted(set(held["rank"].tolist())) == [0, 1]
+    for rank in (0, 1):
+        own = held["rank"] == rank
+        assert held["bytes"][own & held.where(kind="parameter")].tolist() == [WEIGHT]
+    # 1F1B: the first of two stages holds activations of two halves of the batch, the last one's of one
+    saved = held.where(kind="activation") & (held["bytes"] > LOSS) & (held["step"] == 1)
+    assert {int(r): held["bytes"][saved & (held["rank"] == r)].tolist() for r in (0, 1)} == {0: [64], 1: [32]}
+    assert found.after_bytes < found.before_bytes

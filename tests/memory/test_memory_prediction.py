@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import PARAMETER, SGD, Recording, training_step
 from shared import shared_trace
-from two_blocks import ALWAYS, predict_memory, two_blocks
+from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
 from view_text import view_text
 
 import daydream
@@ -26,7 +26,7 @@ from daydream.memory.allocations import (
 )  # fmt: skip
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
-from daydream.memory.report import idle, memory_of
+from daydream.memory.report import idle, memory_of, operator_footprints
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.predict.memory import answer_of, largest
 from daydream.report.html.page import page
@@ -411,3 +411,26 @@ def test_a_tensor_waits_from_its_last_to_its_next_possible_use(layers):
     # 400 bytes: linear reads them until 20 us; Python frees them at 73 us.
     assert found["aten::randn"].never_again == 1
     assert found["aten::randn"].idle_ns == 73_000 - 20_000
+
+
+def test_sweeps_and_scaling_tell_memory(trace):
+    found = daydream.sweep(trace, "batch-size", {"factor": [2.0, 32.0]}, capacity=3000)
+    peaks = {row["factor"]: (row["peak_memory_bytes"], row["fits"]) for row in found.rows()}
+    assert peaks == {
+        2.0: (ALWAYS + 2 * LAYER + 4 + 4 * WEIGHT, True),
+        32.0: (ALWAYS + 4 + 5 * 32 * LAYER, False),
+    }
+
+    rows = daydream.scaling(trace, [1, 2], bandwidth=10.0, capacity=3000).rows
+    now = ALWAYS + LAYER + 4 + 4 * WEIGHT
+    assert [row.memory.after_bytes for row in rows] == [now, now + 2 * WEIGHT]
+    assert [row.to_json()["memory"]["fits"] for row in rows] == [True, False]
+
+
+def test_an_operator_touches_its_tensors_and_what_it_asks_for(layers):
+    found = {each.name: each for each in operator_footprints(allocations(layers))}
+
+    assert found["aten::linear"].footprint_bytes == 4 * 100 + 4 * 200 + 800
+    assert found["aten::linear"].asked_bytes == 800
+    assert found["aten::relu"].footprint_bytes == 4000 + 8000
+    assert found["aten::sum"].footprint_bytes == 800

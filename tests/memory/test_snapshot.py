@@ -425,3 +425,13 @@ def test_the_start_and_the_allocations_are_enough(tmp_path):
         (device,) = snapshot_memory(bare).devices
         assert device.peak_allocated_bytes == truth["peak_allocated"]
         assert device.peak_reserved_bytes == truth["peak_reserved"]
+
+
+def test_what_a_full_device_made_the_allocator_return_is_kept_only_where_it_is_as_full(tmp_path):
+    path = write(tmp_path / "s.pickle", returned())
+
+    report = snapshot_memory(path)
+    assert report.devices[0].peak_reserved_bytes == report.devices[0].recorded_reserved_bytes == 40 * MIB
+    assert "The device was full 1 time, and unused memory was returned to it." in report.notes
+    assert snapshot_memory(path, capacity_bytes=100 * MIB).devices[0].peak_reserved_bytes == 70 * MIB
+    assert snapshot_memory(path, capacity_bytes=60 * MIB).devices[0].peak_reserved_bytes == 40 * MIB

@@ -238,3 +238,21 @@ def test_every_change_of_an_operator_goes_by_what_was_measured(name, op, options
     rows = [row(op, "forward", 1_000, 1_400, shapes), row(op, "backward", 1_000, 1_000, shapes)]
     graph = predicted(name, rows, **options)
     assert work_of(graph) == {**RECORDED, f"aten::{op}": RECORDED[f"aten::{op}"] + 400}
+
+
+def test_two_of_four_is_never_faster_than_its_bytes():
+    total = WEIGHT + 2 * 16 * 4096 + 4096
+    graph = recorded(product(THIN, THIN_NS))
+    pruning(graph, product_speedup=2.0)
+    assert ns_by_name(graph, phase="forward")[GEMM] == pytest.approx(
+        SMALLEST + 20_000 * (1 - 7 / 16 * WEIGHT / total), abs=1
+    )
+
+
+def test_other_shapes_are_other_calls():
+    other = [row("gelu", "forward", 2_000, 1_000, "[[64, 2048]]")]
+    with pytest.raises(NotApplicableError, match="calibrate --tool"):
+        predicted("replace", other, op="^aten::gelu$")
+    graph = predicted("replace", other, op="^aten::gelu$", factor=0.5)
+    assert work_of(graph) == {**RECORDED, "aten::gelu": 1_500, "aten::gelu_backward": 2_500}
+    assert noted(graph, "which nothing measured")

@@ -8,16 +8,18 @@ from daydream.optimizations._substitution import replace
 from daydream.optimizations.compile import compile as compile_
 from graph.small_graphs import kernels, names
 from graph.small_traces import op, trace
-from recorded import Program, does_not_apply, kernel_names, noted, ns_by_name, refuses
+from recorded import Program, does_not_apply, kernel_names, makespan, noted, ns_by_name, refuses
 from shapes import dims
 
 import daydream
-from daydream import GraphError, build
+from daydream import GraphError, build, simulate
 from daydream.costs.device.call_scaling import cpu_overheads
+from daydream.graph.tables import Lane
 from daydream.model import breaks_of
 from daydream.model.compiled_calls import (
     BACKWARD,
     DRAW_NS,
+    FASTEST,
     FORWARD,
     FUSED_LOOP_NS,
     LEAST,
@@ -449,3 +451,76 @@ def test_the_loop_takes_the_drawing_and_not_the_time_that_torch_took():
     least = 1_000 * (DRAW_NS + READ_DRAWN_NS) + SEEDS_NS + FUSED_LOOP_NS
     assert least <= times["aten::bernoulli_"] <= least + 4_000  # the multiplication
     assert times["aten::add_"] < 15_000
+
+
+def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
+    graph = on_device()
+    before = launches(graph)
+    cuda_graphs(graph, layer="blocks.*", launch_us=0.001)
+    one = "cudaGraphLaunch"
+    # blocks.0, blocks.1, head's own 3; head's 3, blocks.1, blocks.0; the update
+    assert launches(graph) == [one, one, *before[6:9], *before[9:12], one, one, before[18]]
+
+
+def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_stay():
+    graph = broken(pieces=2, graph_breaks=BREAKS)
+    before = makespan(graph)
+    compile_(graph)
+    # of 2 x (3 + 4) us forward and 2 x 6 us backward a half goes
+    assert before - makespan(graph) == 7_000 + 6_000
+    assert graph.select(name="cpp_fused").duration_ns.tolist() == [10_000] * 4
+    does_not_apply("compiled code already", compile_, broken(), graph_breaks=2)
+
+
+@pytest.mark.parametrize("function", ["CompiledFunction", "MyFunction"])
+def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(function):
+    does_not_apply(
+        "which of it is theirs is not recorded", replace, whole_call(function), op="^aten::norm$", factor=0.5
+    )
+    does_not_apply(
+        "which of it is theirs is not recorded",
+        replace,
+        whole_call(function, layers=False),
+        layer="norm",
+        factor=0.5,
+    )
+
+
+def test_an_operator_of_a_library_is_one_operation_whatever_kernels_it_calls():
+    # aten::convolution has one derivative, also where the choice leaves out the bias that it adds
+    graph = whole_call("aten::whole")
+    replace(graph, op="^aten::norm$", factor=0.5)
+    assert ns_by_name(graph) == {
+        "norm forward": 5,
+        "mlp forward": 30,
+        "mlp backward": 30,
+        "norm backward": 10,
+    }
+
+
+def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
+    #  thread  |forward|loss|backward|wait     |update      gloo  |   all-reduce 1 s     |
+    graph = perceptron()
+    product = graph.select(name="aten::mm")
+    graph.add_lane(Lane("gloo 0", on_device=True, host=True))
+    wait = graph.insert_after(product, "wait for collective", duration_ns=0, phase="backward")
+    reduced = graph.insert(
+        "gloo:all_reduce", kind="collective", lane="gloo 0", duration_ns=10**9, after=product, before=wait
+    )
+    compile_(graph)
+    timeline = simulate(graph)
+    at = {int(task): place for place, task in enumerate(timeline.task)}
+    update, transfer = (at[int(some.ids[0])] for some in (graph.select(phase="optimizer"), reduced))
+    assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
+
+
+def test_python_and_wrapping_operators_go_and_fixed_costs_come():
+    graph = perceptron()
+    compile_(graph)
+    forward = graph.select(phase="forward")
+    assert forward.gap_ns.tolist() == [0, 0, 0, PYTHON]  # what follows the model's call is not compiled
+    assert forward.duration_ns[1] == 100_000 + LIBRARY_CALL_NS
+    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
+        own = graph.select(phase=phase).where(name="wrappers")
+        # Nine are updated. No head of an operator takes any time here: it is the fastest of machines.
+        assert own.total("duration_ns") == FASTEST * (fixed.call_ns + 9 * fixed.parameter_ns)

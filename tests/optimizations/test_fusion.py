@@ -17,17 +17,29 @@ from graph.small_graphs import kernels, named, names
 from recorded import (
     Program,
     does_not_apply,
+    kernel_names,
     kernel_ns,
     makespan,
     refuses,
     thread_and_stream,
     wait_before,
 )
-from shared import shared_replay
+from shared import shared_replay, shared_trace
 
 import daydream
 from daydream import GraphError, NotApplicableError, TraceError
 from daydream.costs.device.fusion import fused_chain_ns
+from daydream.graph.build import build
+
+
+def cpu_graph(*work, phase="forward"):
+    """Return a graph of operators on one thread: (name, time, untraced time behind)."""
+    program = Program()
+    for name, time, gap in work:
+        program.row("operator", f"aten::{name}", program.now, time, phase=phase, op=f"aten::{name}", tid=1)
+        program.now += time + gap
+    return program.graph()
+
 
 # Fused norm, softmax, cross entropy, bias and activation: each answer worked out by hand
 
@@ -470,3 +482,166 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     ):
         with pytest.raises(error, match=words):
             metaflow(layered("a=50", "b=60"), **options)
+
+
+def test_a_norm_of_unknown_size_takes_as_long_as_its_longest_part():
+    #  stream 7  4|mm 50|pow 20|mean 30|add 10|rsqrt 10|mul 20|mul 25|mm 50|  ->  4|mm 50|norm 30|mm 50|
+    graph = graph_of(("mm", 50), *RMS, ("mm", 50))
+    assert makespan(graph) == 2 + 4 + 50 + 115 + 50
+    fused_norm(graph)
+    work = kernels(graph)
+    assert names(work) == "mm kernel, fused norm, mm kernel"
+    assert work.duration_ns.tolist() == [50, 30, 50]
+    assert makespan(graph) == 2 + 4 + 50 + 30 + 50
+    # Five calls of 2 + 6 + 2 ns went with their kernels, the first one stays.
+    assert graph.select(kind="cpu").total("duration_ns") == 3 * 10
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        "_to_copy pow mean add rsqrt mul _to_copy mul",  # in 32 bits, Llama's
+        "mul mean add rsqrt mul mul",
+        "mean sub pow mean add sqrt div mul add",  # layer norm as it is defined
+        "mean sub pow mean sub add sqrt div mul add",  # the difference again
+        "mean var sub add sqrt div mul add",
+        "mean std sub mul add div add",
+    ],
+)
+def test_norms_are_recognized_as_people_write_them(operators):
+    graph = graph_of(("mm", 9), *[(name, 10) for name in operators.split()], ("mm", 9))
+    fused_norm(graph)
+    assert kernel_names(graph) == ["mm kernel", "fused norm", "mm kernel"]
+
+
+@pytest.mark.parametrize("inside", ["mm", "all_reduce"])
+def test_a_node_that_holds_a_product_or_a_collective_is_no_part_of_a_chain(inside):
+    # The node has the number of an operator of the chain, and runs a custom function's whole backward pass.
+    program = Program()
+    calls(program, "mm 50, add 20, relu 30", shapes=ROWS, sequence=1)
+    node(program, "MyFunctionBackward", 3, f"threshold 20, {inside} 40, mul 20", shapes=ROWS)
+    graph = program.graph()
+    if inside == "all_reduce":
+        graph.select(name="all_reduce kernel").set(kind="collective")
+    before = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
+    fused_bias_act(graph)
+    after = graph.select(phase="backward", kind=("kernel", "collective")).duration_ns.tolist()
+    assert before == after
+    assert len(named(graph, "fused activation")) == 1
+
+
+def test_a_chain_that_the_thread_waits_in_is_none():
+    graph = graph_of("mm 50, add 20, relu 30", shapes=ROWS)
+    wait_before(graph, graph.select(name="relu kernel").launches(), phase="forward")
+    does_not_apply("activation", fused_bias_act, graph)
+
+
+def test_on_a_cpu_operators_are_the_tasks():
+    #  thread 1  |pow 20|3|mean 30|3|add 10|3|rsqrt 10|3|mul 20|3|mul 25|7|mm 50|  ->  |norm 30|7|mm 50|
+    graph = cpu_graph(*[(name, time, 3) for name, time in RMS[:-1]], ("mul", 25, 7), ("mm", 50, 0))
+    assert makespan(graph) == 115 + 5 * 3 + 7 + 50
+    fused_norm(graph)
+    assert makespan(graph) == 30 + 7 + 50
+
+
+def test_the_norms_of_a_public_model_are_found():
+    # Two in each of 24 layers, and one behind them; pow, mean, add, rsqrt, two products and two casts each.
+    graph = build(daydream.load(shared_trace("kineto/h100_qwen_0.5b_inference.json.gz")))
+    before = kernels(graph)
+    fused_norm(graph)
+    fused = named(graph, "fused norm")
+    assert len(fused) == 49
+    assert len(before) - len(kernels(graph)) == 49 * 7
+    assert len(fused.launches()) == 49
+
+
+def test_an_activation_written_out_is_fused_without_a_bias_too():
+    program = Program()
+    gelu = "mul pow mul add mul tanh add mul"
+    calls(program, ("addmm", 50), *[(name, 10) for name in gelu.split()])
+    graph = program.graph()
+    fused_bias_act(graph)
+    assert kernel_ns(graph) == [50, 10]
+
+
+def test_an_activation_behind_a_product_that_adds_the_bias_stays():
+    does_not_apply("no separate bias", fused_bias_act, graph_of("addmm 50, relu 15"))
+    does_not_apply("already", fused_bias_act, graph_of("_addmm_activation 50"))
+
+
+def test_a_wait_parts_the_step_in_two_graphs():
+    #  thread    |graph 1|waits until 6, 3|graph 1|launched at 9      stream 7  4|a 2|   13|b 2|c 2|
+    graph = three_kernels()
+    wait_before(graph, named(graph, "b").launches(), phase="forward")
+    cuda_graphs(graph, launch_us=0.001)
+    assert graph.select(name="cudaGraphLaunch").duration_ns.tolist() == [1, 1]
+    assert makespan(graph) == 4 + 2 + 3 + 4 + 2 + 2
+
+
+def test_delays_without_a_known_cause_stay():
+    graph = three_kernels()
+    named(graph, "a").set(gap_ns=90_000)  # no start-up of a kernel takes so long
+    cuda_graphs(graph, launch_us=0.001)
+    assert makespan(graph) == 4 + 2 + 90_000 + 2 + 2
+
+
+@pytest.mark.parametrize(("runs", "refused"), [(1, True), (4, False)])
+def test_programs_of_several_operators_are_compiled_by_xla_already(runs, refused):
+    #  four kernels of one program, or a program each: `jax.jit` makes one of these
+    program = Program()
+    work = ["loop_add_fusion", "loop_tanh_fusion", "loop_sub_fusion", "loop_exp_fusion"]
+    for number in range(runs):
+        with program.range("GpuExecutable::ExecuteThunks"):
+            for kernel in work[number::runs]:
+                program.op(kernel, "forward", (f"vectorized_elementwise_kernel {kernel}", 20))
+    graph = program.graph()
+    if refused:
+        does_not_apply("compiled kernels already", compile_, graph)
+    else:
+        compile_(graph)
+        assert kernel_names(graph) == ["fused chain"]
+
+
+def test_a_norm_before_a_sum_of_branches_stays():
+    graph = convolutional("convolution", "batch_norm", "relu_", "convolution", "batch_norm", "add", "relu_")
+    restructured_batchnorm(graph)
+    times = kernel_times(graph)
+    assert times["batch_norm kernel"] == [15, 30]
+    assert times["batch_norm grad"] == [60, 30]
+    assert times["relu_ kernel"] == [20]
+    assert graph.facts.notes[-1].startswith("1 of 2 batch")
+
+
+def test_layers_take_what_another_layer_takes():
+    #  2+4|a 50|b 60|c 30,20|  backward |c 60,40|b 120|a 100|  ->  a and b together become one c
+    graph = layered("a=50", "b=60", "c=30,20")
+    assert makespan(graph) == 6 + 3 * (50 + 60 + 50)
+    metaflow(graph, layers="[ab]", like="c")
+    assert forward_times(graph) == [30, 20, 30, 20]
+    assert forward_times(graph, "backward") == [60, 40, 60, 40]
+    assert makespan(graph) == 6 + 3 * (50 + 50)
+
+
+def test_kernels_that_are_too_many_go_with_their_operators():
+    graph = layered("a=50,10,10", "c=30")
+    before = len(graph.select(kind="cpu"))
+    metaflow(graph, layers="a", like="c", factor=2.0)
+    assert forward_times(graph) == [60, 30]
+    assert forward_times(graph, "backward") == [60, 120]
+    # Of each removed operator a piece before its launch, the launch, a piece behind.
+    assert len(graph.select(kind="cpu")) == before - 4 * 3
+
+
+def test_a_factor_alone_is_the_same_kernels_for_other_sizes():
+    graph = layered("a=50", "b=60")
+    metaflow(graph, layers="a", factor=0.5)
+    assert forward_times(graph) == [25, 60]
+
+
+def test_on_a_cpu_operators_are_substituted():
+    #  |a 50|1|a 10|1|c 30|1|  backward |c 60|1|a 100|1|a 20|1|  ->  |30|1|c 30|1|c 60|1|60|1|
+    graph = layered("a=50,10", "c=30", on_cpu=True)
+    before = makespan(graph)
+    metaflow(graph, layers="a", like="c")
+    assert graph.select(kind="cpu", layer="a").duration_ns.tolist() == [30, 60]
+    assert before - makespan(graph) == (60 - 30 + 1) + (120 - 60 + 1)

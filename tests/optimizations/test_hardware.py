@@ -17,7 +17,7 @@ from recorded import (
 )
 
 from daydream import Graph, GraphError, NotApplicableError, Trace, build
-from daydream.costs import bound, counted_kind, find_device, under_load
+from daydream.costs import bound, counted_kind, find_device, retime, under_load
 from daydream.costs.device.retime import rule_of
 from daydream.predict import graph_diff
 
@@ -371,3 +371,30 @@ def test_the_roofline_by_hand():
 @pytest.mark.parametrize("reach", [0, -1, 1.01, float("nan")])
 def test_a_reach_is_a_part(reach):
     refuses("above 0 and at most 1", roofline, build(recorded(("a", 100, None))), reach=reach)
+
+
+def test_the_range_covers_what_an_unknown_element_type_may_be():
+    graph = products(None, "float32")
+    open_type = graph.select(name="my_gemm").first()
+    gpu(graph, to="h100")
+
+    wide = 5_000 + 900_000 * 15.7 / 66.9
+    in_half = products("float16")
+    narrow = retime(in_half, in_half.select(name="my_gemm"), device="h100")
+    middle = (round(wide) + int(narrow.duration_ns[0])) // 2
+    assert open_type.duration_ns.tolist() == [middle]
+    ((ids, error),) = graph.doubted
+    assert ids.tolist() == open_type.ids.tolist()
+    half = abs(wide - narrow.duration_ns[0]) / 2
+    assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
+    said = "Products of unknown element type take 50.0% of the kernels' time"
+    assert noted(graph, said)
+
+
+def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
+    p = Program()
+    p.op("my::op", "forward", ("attention_mask_kernel", 105_000), dtype="int64")
+    graph = p.graph(devices=A100)
+    gpu(graph, to="v100")  # not refused: longer by the ratio of bandwidths, behind the fixed 5 us
+    longer = find_device("a100-80gb").bandwidth / find_device("v100").bandwidth
+    assert kernel_ns(graph) == [pytest.approx(5_000 + 100_000 * longer, rel=1e-3)]

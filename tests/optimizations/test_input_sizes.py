@@ -14,15 +14,26 @@ from daydream.optimizations.pipeline import input_bytes, pipeline
 from daydream.optimizations.tensor_parallel import Divided
 from graph.small_graphs import kernels, put
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespan, of_calls, refuses, thread_and_stream
+from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_calls, refuses, thread_and_stream
 from shared import shared_replay
 from test_model_parallel import transformer
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import work
-from daydream.costs.device.input_sizes import is_feature_size, recorded_length
+from daydream.costs.device.input_sizes import (
+    growth_by_grids,
+    is_feature_size,
+    recorded_batch,
+    recorded_length,
+)
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
+
+UPDATE = ("update", None, "optimizer")
+
+
+COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
+
 
 # Sequence length and batch size, by recorded shapes: each answer worked out by hand
 
@@ -457,3 +468,95 @@ def test_layers_times_one_are_the_same_layers():
     does_not_apply(
         "a factor of 1 leaves the layers as they are", metaflow, two_blocks(), layers="blocks.*", factor=1.0
     )
+
+
+def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
+    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
+    graph = of_calls(
+        "linear 4x5x16 64x16 64",
+        "mul 12x12 -",
+        "fill_ 1x64 - backward",
+        "add 4x5x64 4x5x64",
+    )
+    batch_size(graph, factor=2)
+    assert grown(graph) == [2, 1, 1, 2]
+
+
+def test_sequence_first_layouts_do_not_hide_the_batch():
+    graph = of_calls(
+        "linear 43x8x16 16x16 16",
+        "conv1d 8x4x43 16x4x1 16",
+        "relu 8x16x43",  # shows the convolution's output
+    )
+    assert recorded_batch(graph) == 8
+
+
+def test_what_is_looked_up_and_lost_is_of_samples_though_parameters_have_its_shape():
+    # 4 samples of 4 tokens, 16 features, 10 words: 16 indices, 16 x 10 logits, as a bias and a weight.
+    graph = of_calls(
+        "linear 4x4x16 16x16 16",
+        "linear 4x4x16 10x16 10",
+        "embedding 10x16 4x4",
+        "index_select 10x16 - 16",
+        "_log_softmax 16x10 - - loss",
+    )
+    found = growth(graph, 4, 8)
+    assert found.nbytes[2:].tolist() == [2.0, 2.0, 2.0]
+    assert found.known.all()
+
+
+def test_shapes_that_do_not_fit_at_the_new_size_grow_in_proportion():
+    # Whose rows are samples, of 24 x 16 by 16 x 64? 72 x 16 by 48 x 64 is no product.
+    p = Program()
+    p.op("aten::linear", "forward", ("gemm", 80_000), shapes="8x4x4 4x4 4")
+    for many in (2, 3):
+        p.op("aten::relu", "forward", shapes=[[8, many, 4]])
+    p.op("aten::matmul", "backward", ("product", 240_000), shapes="24x16 16x64")
+    graph = p.graph()
+    batch_size(graph, factor=3, recorded=8)
+    assert kernel_ns(graph, name="product") == [5_000 + 235_000 * 3]
+    assert "by the recorded shapes for 25% of the time (75% in proportion)" in " ".join(graph.facts.notes)
+
+
+def test_a_size_of_one_is_no_evidence_beside_another():
+    words, positions = ("embedding", "100x16 8x20"), ("embedding", "50x16 1x20")
+    assert recorded_batch(of_calls(words, positions)) == 8
+
+
+def test_grids_of_scores_tell_the_length_and_what_grows_as_its_square():
+    graph = grids_of_a_step()
+    sequence_length(graph, length=128)
+    #       product, scores: product, scale, softmax, product; activation, gradient; parameters twice
+    assert grown(graph) == [2, 4, 4, 4, 4, 2, 2, 1, 1]
+    assert noted(graph, "from 64 to 128 tokens")
+
+
+@pytest.mark.parametrize(
+    ("softmax", "blocks"),
+    [
+        ("void cunn_SoftMaxForward<4, float>", 6 * 64),
+        (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 6, false, false>",
+            6 * 64 // 8,
+        ),
+        ("void <unnamed>::softmax_warp_forward<float, float, float, (int)9, (bool)0, (bool)0>", 6 * 64 // 4),
+    ],
+)
+def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(softmax, blocks):
+    graph = of_grids(
+        ("sgemm_64x64_tn", "1,1,6", "forward"),
+        (softmax, f"{blocks},1,1", "forward"),
+        ("sgemm_32x32_nn", "2,2,6", "forward"),
+        UPDATE,
+    )
+    work = graph.select(kind="kernel", phase="forward")
+    assert growth_by_grids(graph, work).length == 64
+    assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
+
+
+def test_every_product_of_a_compiled_model_grows_by_its_rows():
+    graph = shared_replay(COMPILED).graph.copy()
+    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
+    products = graph.select(kind="kernel", op=r"^aten::mm$")
+    for old, new, every in ((8, 16, False), (4096, 2048, True)):
+        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}

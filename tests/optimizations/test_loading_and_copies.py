@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from daydream.optimizations._input import dataloader, pinned_memory, prefetch
 from graph.small_graphs import named, names, put
-from graph.small_traces import launched, trace
+from graph.small_traces import call, launched, note, trace
 from recorded import does_not_apply, makespan, refuses, thread_and_stream, wait_before
 from shared import shared_replay, shared_trace
 
 import daydream
 from daydream import Graph, GraphError, NotApplicableError, Trace
 from daydream.transforms.registry import find
+
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 FETCH = 5e-6  # ms, so 5 ns
@@ -226,3 +228,35 @@ def test_the_loader_of_a_3d_unet_is_seen_before_its_copies():
     two, sixteen = (daydream.whatif(replay, "dataloader", workers=count) for count in (2, 16))
     assert two.predicted_ns == pytest.approx(replay.measured_ns, rel=0.02)
     assert sixteen.predicted_ns == pytest.approx(132e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wait", "whole", "faster"), [(80e3, 100e3, 90e3), (30e3, 100e3, 65e3), (80, 100, 92.5)]
+)
+def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whole, faster):
+    #  thread  |wait for a batch 80 ms|launch, synchronize 20|
+    #  stream                          |k                   |
+    rows = []
+    for n in range(10):
+        begin, at, end = n * whole, n * whole + wait, (n + 1) * whole
+        rows += [note(LOADER, begin, at, phase="data"), *launched("k", at, at + 5, end, n)]
+        rows += [call("cudaDeviceSynchronize", at + 5, end)]
+    replay = daydream.replay(trace(rows, steps=tuple(whole * n for n in range(11))))
+    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
+    assert predicted.predicted_high_ns >= 0.999e3 * whole
+
+
+def test_a_pause_that_no_recorded_step_waits_for_sets_no_pace():
+    #  thread  |launch 5| nothing recorded, 60 ms |launch 5|synchronize 30|
+    #  stream           |k 90 ..............................|k 5          |
+    rows = []
+    for at in range(0, 1_000_000, 100_000):
+        rows += launched("k", at, at + 5_000, at + 95_000, at)
+        rows += launched("k", at + 65_000, at + 95_000, at + 100_000, at + 1)
+        rows += [call("cudaDeviceSynchronize", at + 70_000, at + 100_000)]
+    replay = daydream.replay(trace(rows, steps=tuple(range(0, 1_000_001, 100_000))))
+    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
+    #  then the step takes what the thread does, during whose second launch the second kernel runs
+    assert predicted.predicted_ns == pytest.approx(70e6, rel=0.001)
+    assert predicted.predicted_high_ns < 95e6

@@ -4,7 +4,7 @@ import pytest
 from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import put
-from recorded import Program, does_not_apply, makespan, noted
+from recorded import Program, does_not_apply, kernel_ns, makespan, noted
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.world.compose import in_order, passes_of_stages
@@ -324,3 +324,66 @@ def test_what_cannot_be_a_pipeline_is_refused(make, options, error, words):
     with pytest.raises(error, match=words):
         pipeline(graph, **{"stages": 2, "micro_batches": 4, **FREE, **options})
     assert makespan(graph) == before
+
+
+def test_the_optimizer_updates_the_parts_of_a_gpu():
+    graph = transformer(update=90)
+    before = makespan(graph)
+    tensor_parallel(graph, degree=2, bandwidth=1.0)
+    after = kernel_ns(graph, phase="optimizer")
+    assert after == [FLOOR + 80 * (0.25 + 0.75 / 2)]  # 120 of 160 parameters of a block are divided
+    assert makespan(graph) < before
+
+
+def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
+    #  rank 0 of 2 blocks of 4: |F 20|   |B 40|update 2 x 7|
+    graph = stack(blocks=4, update=7, steps=2)
+    pipeline(graph, stages=2, micro_batches=1, **FREE)
+    updates = graph.select(phase="optimizer", step=0)
+    assert updates.where(rank=0).duration_ns.tolist() == [7, 7, 0, 0]
+    assert updates.where(rank=1).duration_ns.tolist() == [0, 0, 7, 7]
+    # The second step's first pass waits for the update; the last stage's update is hidden.
+    assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
+
+
+def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
+    #  stream 7         6|tiny tiny F0 F0|   ...
+    #  rank 1 stream 7               | F1 F1 | B1 B1 |  ...
+    graph = transformer(update=90)
+    each = graph.select(kind="kernel", phase=("forward", "backward"))
+    before = len(each)
+    pipeline(graph, stages=2, micro_batches=3, micro_batch="recorded", bandwidth=1.0)
+    work = graph.select(kind="kernel", phase=("forward", "backward"))
+    assert len(work) == len(work.launches()) == 3 * before
+    assert set(work.lane) == {"stream 7", "rank 1 stream 7"}
+    assert set(work.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
+    assert graph.select(kind="collective").bytes.tolist() == [4 * 8 * 4] * 6  # the norm's input
+    assert kernel_ns(graph, phase="optimizer") == [50, 50]
+    assert not graph.lint()
+    forward, backward, message = 70 + HALVED, 60 + HALVED_BACKWARD, 4 * 8 * 4
+    first = 4 * FLOOR + forward  # rank 0: F0 F1 B0 F2 B1 B2, rank 1: F0 B0 F1 B1 F2 B2
+    b0 = BEGIN + first + message + forward + backward  # the end of B0 on rank 1
+    b1 = b0 + forward + backward
+    f2 = b0 + message + backward + first  # on rank 0, behind B0
+    b2 = max(b1, f2 + message) + forward + backward
+    assert max(f2, b1 + message) + backward < b2 + message
+    assert makespan(graph) == b2 + message + backward + 50
+
+
+def test_a_gpu_has_one_thread_for_both_passes():
+    #  main   |F0 10|F1 10|(idle 500)
+    #  engine              |B1 20|B0 20|(idle 500)
+    graph = Graph()
+    before = []
+    for name, phase, lane, ns, gap in (
+        ("0", "forward", "main", 10, 0), ("1", "forward", "main", 10, 500),
+        ("1", "backward", "engine", 20, 0), ("0", "backward", "engine", 20, 500),
+    ):  # fmt: skip
+        task = graph.insert(
+            phase, kind="cpu", lane=lane, duration_ns=ns, gap_ns=gap, phase=phase, step=0,
+            layer=f"blocks.{name}", after=before,
+        )  # fmt: skip
+        before = [task]
+    pipeline(graph, stages=2, micro_batches=3, **FREE)
+    assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
+    assert makespan(graph) == (3 + 1) * (10 + 20)

@@ -11,6 +11,11 @@ from training_programs import times
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.model.gradients import joint_update, trained_parameters
 
+TENSOR = 6_900 + 12_300
+
+
+BLOCK = 50_000 + 82_000  # what `torch.utils.checkpoint` costs in Python a block, and a saved tensor
+
 # Frozen, added, removed, repeated and checkpointed layers: each answer worked out by hand
 
 
@@ -339,3 +344,49 @@ def test_layers_that_cannot_be_told_apart_are_refused():
     does_not_apply("which belongs to which", gist, activations(nodes=3))
     does_not_apply("no ReLU", gist, convolutions())
     refuses("1 or more", gist, activations(), ratio=0.5)
+
+
+def test_reentrant_checkpoints_compute_whole_blocks_again():
+    graph = block_of(UP, GELU, VIEW, DOWN, ADD)
+    whole = makespan(graph)
+    checkpointing(graph, layers="b.*", reentrant=True)
+    assert makespan(graph) == whole + 153 + BLOCK
+
+
+def test_tensors_are_counted_as_torch_saves_them():
+    graph = block_of(UP, GELU, VIEW, DOWN, ADD, TWICE)
+    whole = makespan(graph)
+    checkpointing(graph, layers="b.*")
+    assert makespan(graph) == whole + 33 + BLOCK + (2 + 1 + 2) * TENSOR
+
+
+def test_every_block_of_every_pass_stops_by_itself():
+    # Two batches are accumulated: forward, backward, forward, backward in one step.
+    p = Program()
+    one_pass(p, [UP, DOWN], [UP, SOFTMAX])
+    one_pass(p, [UP, DOWN], [UP, SOFTMAX], first=5)
+    graph = p.graph()
+    whole = makespan(graph)
+    checkpointing(graph, layers="b.*", python=False)
+    assert makespan(graph) == whole + 2 * (10 + 10 + 160)
+
+
+def test_an_earlier_prefetch_does_not_stall():
+    # Both feature maps are asked for when grad 2 begins: the second copy comes while grad 1 runs.
+    graph = convolutions()
+    vdnn(graph, bandwidth=50.0, ahead=2)
+    begin = start(graph)
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [222, 302, 382]
+    graph = convolutions()
+    vdnn(graph, bandwidth=62.5, ahead=2)  # 64 ns: from 190 two copies, to 254 and 318; grad 1 runs to 314
+    begin = start(graph)
+    assert [begin[f"grad {number}"] for number in (2, 1, 0)] == [190, 254, 318]
+
+
+def test_a_kernel_as_short_as_any_is_all_fixed_cost():
+    #  2+4|relu 40|encode 40|relu 40|encode 40|decode 40|grad 60|decode 40|grad 60|
+    graph = activations()
+    gist(graph, ratio=2.0)
+    assert graph.select(name="^(encode|decode)$").duration_ns.tolist() == [40] * 4
+    assert makespan(graph) == 6 + 2 * (40 + 40) + 2 * (40 + 60)
+    assert len(graph.select(name="^(encode|decode)$").launches()) == 4

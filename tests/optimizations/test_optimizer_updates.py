@@ -8,15 +8,22 @@ from recorded import (
     Program,
     does_not_apply,
     kernel_names,
+    kernel_ns,
     makespan,
     refuses,
     thread_and_stream,
 )
 
 from daydream import Graph, NotApplicableError
-from daydream.costs.device.call_scaling import memory_bandwidth
+from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth
 from daydream.model.optimizers import TAKES, update_of
 from daydream.transforms.registry import find
+
+
+def cpu_ns(graph, phase):
+    tasks = graph.select(kind="cpu", phase=phase)
+    return int(tasks.duration_ns.sum() + tasks.gap_ns.sum())
+
 
 COPY = "Memcpy DtoD (Device -> Device)"
 ADAM_OF_1000, ADAM_OF_A_MILLION = (
@@ -276,3 +283,30 @@ def test_the_table_of_what_classes_take_is_that_of_torch():
     for name, takes in TAKES.items():
         known = inspect.signature(getattr(optim, name)).parameters
         assert set(takes) == {"fused", "foreach"} & set(known), name
+
+
+def test_the_kind_and_the_parameters_come_from_the_run_where_it_describes_them():
+    update = update_of(per_parameter(**ADAM_OF_1000))
+    assert (update.kind, update.tensors, update.elements, update.width) == ("adam", 2, 1000, 4)
+    assert update.bytes_moved() == 28 * 1000
+    assert update.bytes_moved("momentum") == 20 * 1000
+    assert update.python_ns() == 21_000 + 2 * 4_000
+
+
+def test_bandwidths_are_those_of_the_trace():
+    graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
+    graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])
+    # Read and written: twice the bytes.
+    assert memory_bandwidth(graph) == pytest.approx(2 * 2**20 / 1000)
+    assert link_bandwidth(graph, "HtoD") == pytest.approx(12)
+    assert link_bandwidth(graph, "DtoH") is None
+
+
+def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unknown():
+    #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
+    graph = per_parameter()
+    fused_adam(graph)
+    assert kernel_ns(graph) == [20, 120]
+    assert cpu_ns(graph, "optimizer") <= 6 + 2
+    assert makespan(graph) == 2 + 4 + 20 + 120
+    assert "not Adam" in graph.facts.notes[-1]

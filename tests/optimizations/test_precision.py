@@ -27,9 +27,22 @@ from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
 from daydream.model.autocast import flow
+from daydream.model.optimizers import update_of
 from daydream.model.precision import LAYOUT_CHANGE, TO_32_REACHES, weight_casts
 from daydream.model.precision import TURNED as TURNED_SHARE
 from daydream.transforms.registry import find
+
+
+def update_without_operators(*kernels):
+    """A step without operators: a backward kernel, and an update of these names, grids and times in us."""
+    rows = launched("sgemm", 0, 10, 100, 1, dtype="float32", phase="backward", block="128,1,1")
+    for number, (name, grid, time) in enumerate(kernels, 2):
+        at = 100.0 * number
+        more = {"grid": grid, "block": "128,1,1", "phase": "optimizer", "dtype": "float32"}
+        rows += launched(name, at, at + 10, at + 10 + time, number, **more)
+        rows[-2] |= {"phase": "optimizer"}
+    return build(trace(rows, steps=(0.0, 2000.0), devices=[{"id": 0, "name": V100}]))
+
 
 # TF32, fp8, autocast and its scaler, channels last, flash attention: each answer worked out by hand
 
@@ -552,3 +565,98 @@ def test_cross_entropy_takes_the_logarithm_in_16_bits_and_the_loss_in_32():
 
 def test_the_gradient_of_a_softmax_leaves_16_bits():
     assert drawn("product", "product | softmax' | product").endswith(">32 | softmax' 32 | product 16")
+
+
+def test_amp_takes_batch_norms_and_layout_changes_of_the_libraries_for_streaming_work():
+    work = (
+        ("implicit_convolve_sgemm", 300, "forward"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", 200, "forward"),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", 100, "forward"),
+        ("cudnn::bn_bw_1C11_kernel_new", 60, "backward"),
+        ("at::native::cuComputeGradGammaBeta<float>", 40, "backward"),  # "Gamma" holds "mma"
+    )
+    graph = in_float32(*work)
+    amp(graph, model="paper")
+    assert makespan(graph) == 4 + 300 / 3 + (200 + 100 + 60 + 40) / 2
+
+
+def test_amp_gains_no_more_than_the_ratio_of_the_peaks():
+    # P100: 21.2 TFLOP/s in 16 bits, 10.6 in 32, and no tensor cores: as easy to keep busy as today.
+    graph = recorded(("aten::mm", "forward", SGEMM, 300, None), device=P100)
+    amp(graph)
+    least = SMALLEST
+    assert graph.select(name=SGEMM).duration_ns.tolist() == [round(least + (300 - least) / 2)]
+
+
+def test_gradients_are_counted_by_the_grids_of_an_update_in_a_loop():
+    add, root = (
+        f"at::native::vectorized_elementwise_kernel<4, at::native::{name}>" for name in ("add", "sqrt")
+    )
+    big, small = "2000,1,1", "10,1,1"
+    graph = update_without_operators(
+        (add, big, 60), (add, small, 2), (add, big, 60), (root, big, 40), (root, small, 2)
+    )
+    assert update_of(graph).elements == 2010 * 4 * 128
+    assert update_of(graph).tensors == 2
+    grad_scaler(graph)
+    assert "1,029,120 gradients, by the grids of the update's kernels" in " ".join(graph.facts.notes)
+
+
+def test_unscaling_takes_as_long_as_multi_tensor_kernels_take_for_two_values():
+    apply = "multi_tensor_apply_kernel<TensorListMetadata<{0}>, {1}Functor<float, {0}, {2}, 0>, plus>"
+    graph = update_without_operators(
+        (apply.format(2, "BinaryOpListAlpha", 2), "320,1,1", 60),  # 3 values: 20 us each
+        (apply.format(1, "BinaryOpScalar", 1), "320,1,1", 50),  # 2 values, of two lists: 12.5 each, not known
+        (apply.format(1, "BinaryOpScalar", 1), "2,1,1", 2),
+    )
+    grad_scaler(graph)
+    assert graph.select(name="unscale").duration_ns.tolist() == [2 * 20_000]
+
+
+def test_a_fused_update_reads_all_lists_and_writes_all_but_gradients():
+    fused = "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+    graph = update_without_operators((fused, "320,1,1", 70))
+    grad_scaler(graph)
+    assert graph.select(name="unscale").duration_ns.tolist() == [20_000]
+
+
+def test_many_gradients_take_several_launches():
+    # 45 million gradients at 20,971,520 a launch: 3 launches, together their bytes and 3 floors.
+    graph = training()
+    graph.trace.metadata["parameters"] = [{"shape": [45_000_000], "dtype": "float32"}]
+    grad_scaler(graph)
+    assert graph.select(name="unscale").duration_ns.tolist() == [SMALLEST + 3_600_000, SMALLEST, SMALLEST]
+
+
+@pytest.mark.parametrize(
+    ("copy", "found"), [("Memcpy DtoD (Device -> Device)", 1), ("Memcpy HtoD (Pageable -> Device)", 0)]
+)
+def test_a_copy_within_the_device_may_stand_between_the_products(copy, found):
+    #  scores that are copied before a mask is filled in; what comes from the host is no part of attention
+    graph = thread_and_stream(
+        (SGEMM, 50, "forward"), (copy, 9, "forward"), ("masked_fill elementwise", 9, "forward"),
+        ("softmax_warp_forward", 9, "forward"), (SGEMM, 40, "forward"),
+    )  # fmt: skip
+    if found:
+        flash_attention(graph)
+        assert makespan(graph) == 4 + 50 + 40
+    else:
+        does_not_apply("no attention found", flash_attention, graph)
+
+
+def test_a_softmax_that_is_written_out_is_found_by_its_exponential_and_maximum():
+    #  stream 7  4|gemm 50|max 9|sub 9|exp 9|sum 9|div 9|gemm 40|  ->  4|90|
+    parts = (
+        "reduce_kernel MaxOps",
+        "elementwise sub",
+        "elementwise exp_kernel_cuda",
+        "reduce_kernel sum",
+        "elementwise",
+    )
+    graph = thread_and_stream(
+        (SGEMM, 50, "forward"), *((name, 9, "forward") for name in parts), (SGEMM, 40, "forward")
+    )
+    assert makespan(graph) == 4 + 50 + 5 * 9 + 40
+    flash_attention(graph)
+    assert makespan(graph) == 4 + 50 + 40
+    assert len(named(graph, "launch")) == 1
