@@ -121,7 +121,12 @@ def test_ddp_reduces_its_bucket_and_waits_behind_the_backward_pass(folder):
     assert of_a_step(trace) == {
         ("fake:all_reduce", nbytes, "float32", "0"): 1, ("fake:wait", None, None, None): 1,
     }  # fmt: skip
-    assert trace.metadata["fake_world"] == {"world_size": 4, "rank": 2, "cluster": "dgx-h100"}
+    assert trace.metadata["fake_world"] == {
+        "world_size": 4,
+        "rank": 2,
+        "cluster": "dgx-h100",
+        "imbalance": 1.0,
+    }
     assert trace.metadata["groups"][0]["ranks"] == [0, 1, 2, 3]
     replay = daydream.replay(trace)
     [reduction] = replay.graph.select(kind="collective", name="all_reduce").where(step=1)
