@@ -102,9 +102,10 @@ def main() -> int:
         keep(asking, options.keep, kept["truths"])
         return 0
     now = asking.answers(working_tree(options.cache))
-    known = {name: one["answers"] for name, one in kept["traces"].items() if name in traces}
     known = {
-        name: answers for name, answers in known.items() if kept["traces"][name]["sha"] == sha(traces[name])
+        name: one["answers"]
+        for name, one in kept["traces"].items()
+        if name in traces and one["sha"] == sha(traces[name])
     }
     bad = report(f"{kept['revision']}, as kept", compare(known, now, truths)) if known else 0
     if options.against:
@@ -171,28 +172,17 @@ class Asking:
         out = code / "answers" / f"{key}-{sha(self.traces[name])}.json"
         if not out.exists():
             out.parent.mkdir(exist_ok=True)
-            settings = {
-                "PYTHONPATH": str(code),
-                "DAYDREAM_CACHE": "off",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONHASHSEED": "0",
-            }
+            settings = {"PYTHONPATH": str(code), "DAYDREAM_CACHE": "off"}
+            settings |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
             said = out.with_suffix(".said")
             command = [sys.executable, str(worker), str(self.traces[name]), str(out), asking]
+            how: dict[str, Any] = {"env": {**os.environ, **settings}, "cwd": code}
             try:
                 with said.open("w") as errors:
-                    subprocess.run(
-                        command,
-                        env={**os.environ, **settings},
-                        cwd=code,
-                        stderr=errors,
-                        check=True,
-                        timeout=self.options.limit,
-                    )
+                    subprocess.run(command, check=True, stderr=errors, timeout=self.options.limit, **how)
             except subprocess.SubprocessError as error:
-                print(
-                    f"{name}: {type(error).__name__} {said.read_text()[-2000:]}", file=sys.stderr, flush=True
-                )
+                why = f"{type(error).__name__} {said.read_text()[-2000:]}"
+                print(f"{name}: {why}", file=sys.stderr, flush=True)
                 return {}
         document = json.loads(out.read_text(encoding="utf-8"))
         print(f"{name}: {document['seconds']:.0f} s", file=sys.stderr, flush=True)
@@ -348,15 +338,12 @@ def report(title: str, totals: Totals) -> int:
     if totals.known:
         before, after = np.median(totals.known, axis=0)
         print(f"  where the truth is known: {before:.3f} -> {after:.3f}, at most {WIDER * before:.3f}")
-        print(
-            f"  right and narrower than {WIDE:g} before, now wider or without an answer: {len(totals.lost)}"
-        )
+        print(f"  right and narrower than {WIDE:g} before, now wider or unanswered: {len(totals.lost)}")
         print(*(f"    {line}\n" for line in totals.lost), sep="", end="")
     if totals.off:
         moved = np.diff(totals.off, axis=1)
-        print(
-            f"  of {len(moved):,} whose truth is known {(moved < -SAME).sum()} are nearer, {(moved > SAME).sum()} farther"
-        )
+        nearer, farther = (moved < -SAME).sum(), (moved > SAME).sum()
+        print(f"  of {len(moved):,} whose truth is known {nearer} are nearer, {farther} farther")
         print("  error: median {:.2%} -> {:.2%}, ".format(*np.median(totals.off, axis=0)), end="")
         print("90th percentile {:.2%} -> {:.2%}, ".format(*np.percentile(totals.off, 90, axis=0)), end="")
         print("inside the interval {} -> {}".format(*np.sum(totals.holds, axis=0)))

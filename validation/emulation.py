@@ -34,10 +34,8 @@ from daydream.trace.schema import DEVICE_KINDS
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / name) for name in ("benchmarks", "examples")]
 TABLE = HERE.parent / "daydream/world/emulate.tsv"
-LEAST, NEARLY_ALL = (
-    3e-5,
-    0.87,
-)  # of all recorded time: an operator that is learned; of an operator's: one format
+LEAST = 3e-5  # of all recorded time: an operator that is learned
+NEARLY_ALL = 0.87  # of an operator's time: one format
 ALIASES = {  # names that stand for the same kernels, recorded and emulated
     alias: name
     for name, aliases in {
@@ -57,12 +55,9 @@ VARIOUS = (  # too many kinds of use to learn one figure from
     "add", "add_", "fill_", "copy_", "mul", "mul_", "t", "bitwise_not", "tril", "nll_loss_backward", "nll_loss_forward",
     "div", "sqrt", "where", "all", "gather", "embedding_dense_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
 )  # fmt: skip
-SIZES = {
-    "bert": (24, 1024, 16, 256),
-    "gpt": (24, 1024, 16, 512),
-    "gpt_small": (12, 256, 8, 128),
-    "gnmt": (4, 1024, 0, 48),
-}
+SIZES = {  # layers, width, heads, tokens
+    "bert": (24, 1024, 16, 256), "gpt": (24, 1024, 16, 512), "gpt_small": (12, 256, 8, 128), "gnmt": (4, 1024, 0, 48),
+}  # fmt: skip
 BATCHES = {"bert": 16, "gpt": 8, "gpt_small": 4, "train_gpt": 8}  # of all others 64
 SETTINGS = {"base": "", "tf32": "tf32", "amp_bf16": "amp"}
 Times = dict[str, tuple[int, int]]  # of an operator: ns of its kernels and copies, and how many these are
@@ -87,24 +82,22 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Return the recordings of steps that were neither compiled nor captured."""
     found, after = [], json.loads((HERE / "h200/after/steps.json").read_text())
+    alone = json.loads((HERE / "h100/measured.json").read_text())["recordings"]
     for path in [*sorted(HERE.glob("h?00/*.parquet")), *sorted(HERE.glob("h200/after/*.parquet"))]:
         gpu, (model, _, change) = path.relative_to(HERE).parts[0], path.stem.partition("-")
-        base = (
-            model if path.parent.name != "after" and change in ("", "amp") else ""
-        )  # `train_gpt` before amp
-        if base or (change in SETTINGS and model in after):
-            trace, told = daydream.load(path), after.get(model, {}).get(change or "base", {})
-            step_ms = (trace.metadata.get("unprofiled_step_ns") or [told.get("synced_median_us", 0) * 1e3])[
-                0
-            ] / 1e6
-            if base and gpu == "h100":
-                told = {}
-                one = json.loads((HERE / "h100/measured.json").read_text())["recordings"].get(model, [{}])[0]
-                step_ms = one.get("step_ms", step_ms)
-            peak = told.get("peak_allocated_bytes") or (
-                max(trace.memory["allocated_bytes"]) if trace.memory else 0
-            )
-            found.append(Case(model, "base" if base else change, gpu, path, step_ms, int(peak)))
+        if path.parent.name != "after" and change in ("", "amp"):  # `train_gpt` before amp
+            title = "base"
+        elif change in SETTINGS and model in after:
+            title = change
+        else:
+            continue
+        trace, told = daydream.load(path), after.get(model, {}).get(change or "base", {})
+        step_ns = (trace.metadata.get("unprofiled_step_ns") or [told.get("synced_median_us", 0) * 1e3])[0]
+        step_ms, peak = step_ns / 1e6, told.get("peak_allocated_bytes")
+        if title == "base" and gpu == "h100":
+            step_ms, peak = alone.get(model, [{}])[0].get("step_ms", step_ms), None
+        peak = peak or (max(trace.memory["allocated_bytes"]) if trace.memory else 0)
+        found.append(Case(model, title, gpu, path, step_ms, int(peak)))
     return found
 
 
@@ -158,7 +151,7 @@ def transformer(name: str) -> Any:
     return Model()
 
 
-def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
+def prepared(case: Case) -> Callable[[], None]:
     """Return a model on the emulated GPU, and its training step."""
     import gpu_steps  # type: ignore[import-not-found]
     import torch
@@ -167,15 +160,7 @@ def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
 
     batch = BATCHES.get(case.model, 64)
     if case.model in gpu_steps.MODELS:
-        gpu_steps.DEVICE, gpu_steps.TINY, gpu_steps.WORDS = "cuda", False, 32_000
-        variant, made = (
-            gpu_steps.Variant(gpu_steps.MODELS[case.model], gpu_steps.MODELS[case.model].settings),
-            [],
-        )
-        own = variant._built  # noqa: SLF001 - to learn the model
-        vars(variant)["_built"] = lambda: made.append(own()) or made[0]  # type: ignore[func-returns-value]
-        its_own = variant.step()
-        return made.pop()[0], its_own
+        return gpu_steps.built(case.model)[:2]
     if case.model in SIZES:
         model, words, tokens = transformer(case.model), 32_000, SIZES[case.model][3]
     elif case.model == "train_gpt":
@@ -186,11 +171,9 @@ def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
         model, words, tokens = getattr(torchvision.models, case.model)(weights=None), 0, 1
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.change == "tf32"
     model = model.to("cuda").train()
-    x = (
-        torch.randint(words, (batch, tokens), device="cuda")
-        if words
-        else torch.randn(batch, 3, 224, 224, device="cuda")
-    )
+    x = torch.randn(batch, 3, 224, 224, device="cuda")
+    if words:
+        x = torch.randint(words, (batch, tokens), device="cuda")
     y, own_way = torch.randint(words or 1000, (batch * tokens,), device="cuda"), case.model == "train_gpt"
     kind: Any = torch.optim.Adam if words else torch.optim.SGD
     how: dict[str, Any] = {} if words else {"momentum": 0.9}
@@ -208,7 +191,7 @@ def prepared(case: Case) -> tuple[Any, Callable[[], None]]:
         if not own_way:
             optimizer.zero_grad()
 
-    return model, step
+    return step
 
 
 def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
@@ -220,7 +203,7 @@ def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
     world.emulate_script(case.gpu, "typical")
     gpu = world.SCRIPT[0]
     try:
-        model, step = prepared(case)
+        step = prepared(case)
     except ImportError as error:
         return f"{path.stem} is left out: {error}"
     step()
@@ -228,7 +211,7 @@ def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
     if rows is None:
         gpu.forget_peak()
         held = gpu.held_bytes
-        path.write_bytes(pickle.dumps((world.observed(gpu, step, model), gpu.peak_bytes, held)))
+        path.write_bytes(pickle.dumps((world.observed(gpu, step), gpu.peak_bytes, held)))
         return ""
     with daydream.collect(path, steps=1, warmup=0, unprofiled=0, force=True) as recording:
         while recording.trace is None:
@@ -295,27 +278,25 @@ def learn(scratch: Path, left_out: str = "") -> list[list[str]]:
     from daydream.world import emulate_costs as costs
 
     seen, names, total = defaultdict(list), defaultdict(set), 0
-    for case in (
-        one for one in cases() if one.of(scratch, "calls").exists() and not is_of(one.model, left_out)
-    ):
-        device, (times, _) = find_device(case.gpu), recorded(case.trace)
-        ideal = ideals(case.of(scratch, "calls"), case.gpu)
-        for name, key in ideal:
-            names[key].add(name)
+    for case in cases():
+        path, device = case.of(scratch, "calls"), find_device(case.gpu)
+        if not path.exists() or is_of(case.model, left_out):
+            continue
+        times, _ = recorded(case.trace)
         total += sum(ns for ns, _ in times.values())
         of_key: Any = defaultdict(lambda: np.zeros(4))
-        for (_, key), each in ideal.items():
+        of_operator: Counter[str] = Counter()
+        for (name, key), each in ideals(path, case.gpu).items():
+            names[key].add(name)
             of_key[key] += each
+            of_operator[key[0]] += each[3]
         for key, (arithmetic, traffic, calls, expected) in of_key.items():
             ns, kernels = times.get(key[0], (0, 0))
-            if ns and expected > NEARLY_ALL * sum(
-                each[3] for other, each in of_key.items() if other[0] == key[0]
-            ):
+            if ns and expected > NEARLY_ALL * of_operator[key[0]]:
                 busy = max(ns - (device.floor_ns or costs.FLOOR_NS) * kernels, 0.1 * ns)
                 seen[key].append((kernels / calls, arithmetic / busy, traffic / busy, ns))
-    rows = {
-        row[0]: row for row in (line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines())
-    }
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    rows = {row[0]: row for row in (line.split("\t") for line in lines)}
     known = {name: row for name, row in rows.items() if row[-1] != "recordings"}
     for (shown, number), each in seen.items():
         for name in names[shown, number] if sum(one[3] for one in each) > LEAST * total else ():
@@ -397,14 +378,12 @@ def main() -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
 
     def made(kind: str, rows_of: Callable[[Case], Any]) -> None:
-        alone: Any = {
-            "max_workers": options.jobs,
-            "max_tasks_per_child": 1,
-            "mp_context": get_context("spawn"),
-        }
-        with ProcessPoolExecutor(**alone) as pool:
-            lacking = [one for one in cases() if not one.of(options.scratch, kind).exists()]
-            jobs = [pool.submit(emulate, one, rows_of(one), one.of(options.scratch, kind)) for one in lacking]
+        alone: Any = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
+        with ProcessPoolExecutor(options.jobs, **alone) as pool:
+            paths = {one: one.of(options.scratch, kind) for one in cases()}
+            jobs = [
+                pool.submit(emulate, one, rows_of(one), at) for one, at in paths.items() if not at.exists()
+            ]
             for said in filter(None, (job.result() for job in jobs)):
                 print(said, flush=True)
 

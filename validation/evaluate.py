@@ -136,24 +136,9 @@ def of_devices() -> Iterator[Case]:
             for one in recordings:
                 role = JUDGED if one.get("judges", document.get("judges")) else DEVELOPED
                 for title, change in one["changes"].items():
-                    name, options, trace = (
-                        change["optimization"],
-                        change["options"],
-                        HERE / device / one["trace"],
-                    )
-                    yield Case(
-                        device,
-                        role,
-                        model,
-                        title,
-                        name,
-                        options,
-                        trace,
-                        STEP,
-                        change["measured"],
-                        1.0,
-                        trace.name,
-                    )
+                    asked, trace = (change["optimization"], change["options"]), HERE / device / one["trace"]
+                    what, ratio = (device, role, model, title, *asked, trace), change["measured"]
+                    yield Case(*what, STEP, ratio, recording=trace.name)
 
 
 def of_memory() -> Iterator[Case]:
@@ -239,9 +224,8 @@ def answer(case: Case) -> Answer:
             held = held_now(_trace(case.trace))
             found = memory_after(held, memory_changes(parse(case.name), case.options))
             return Answer(case, found.after_bytes, found.low_bytes, found.high_bytes)
-        before = (
-            _replay(case.trace) if case.is_ratio else _replay(case.trace).recording
-        )  # as the truth was recorded
+        replay = _replay(case.trace)
+        before = replay if case.is_ratio else replay.recording  # as the truth was recorded
         asked = daydream.whatif(before, case.name, **case.options)
     except DaydreamError as error:
         return Answer(case, refused=" ".join(str(error).split()))
@@ -292,10 +276,8 @@ def row(found: Answer, left_out: Answer | None = None) -> Row:
     figures = (case.before, case.measured, found.predicted, found.low, found.high)
     cells += ["" if value is None else _figure(value / unit) for value in figures]
     cells += [_error(found), "" if found.inside is None else "yes" if found.inside else "no"]
-    cells += [
-        "" if left_out is None else f"{_error(left_out)}{', outside' * (left_out.inside is False)}",
-        found.refused,
-    ]
+    refitted = "" if left_out is None else f"{_error(left_out)}{', outside' * (left_out.inside is False)}"
+    cells += [refitted, found.refused]
     return dict(zip(COLUMNS, cells, strict=True))
 
 
@@ -353,12 +335,8 @@ def own_changes(_traces: Path | None) -> Iterator[tuple[str, list[Row]]]:
 
 def write(folder: Path | None, name: str, rows: Sequence[Row]) -> None:
     """Write rows to FOLDER/NAME.csv; without a folder print them."""
-    target = (
-        contextlib.nullcontext(sys.stdout)
-        if folder is None
-        else (folder / f"{name}.csv").open("w", newline="")
-    )
-    with target as file:
+    path = folder and folder / f"{name}.csv"
+    with path.open("w", newline="") if path else contextlib.nullcontext(sys.stdout) as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -369,13 +347,8 @@ def recomputed(names: Iterable[str], traces: Path | None) -> Iterator[tuple[str,
     import parts
     import simulation
 
-    tables = {
-        "changes": changes,
-        "memory": memory,
-        "own_changes": own_changes,
-        **simulation.TABLES,
-        **parts.TABLES,
-    }
+    own = {"changes": changes, "memory": memory, "own_changes": own_changes}
+    tables = {**own, **simulation.TABLES, **parts.TABLES}
     for name in names or tables:
         yield from tables[name](traces)
 

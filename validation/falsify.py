@@ -8,7 +8,7 @@ A mutation is what another day, another profiler or another option of it would h
 made in the columns of a public trace, or of a recording of the machine model (tests/machine); operators, layers and steps
 are derived again. Laws that hold whatever waits for what (`laws.py`) say what an answer may be; of the machine, its
 own re-run tells. An answer is *confident and wrong* if its interval is narrower than a factor of two and misses that.
-Exits with 1 if one is that is not in `KNOWN`.
+Exits with 1 if one is.
 """
 
 from __future__ import annotations
@@ -55,10 +55,6 @@ MACHINES = {**PROGRAMS, **HARDER, **LOADERS, **BLOCKED} | {
 }
 
 
-# Why answers are confident and wrong: the source, the mutation ("" is any), the questions.
-KNOWN: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {}
-
-
 @dataclass
 class Judged:
     """What came of one mutation."""
@@ -72,20 +68,6 @@ class Judged:
     wide: int = 0
     outside: int = 0  # headlines, of which the interval is right
     wrong: list[tuple[str, str]] = field(default_factory=list)  # what was asked, what was said
-
-    def cause(self, asked: str) -> str:
-        """Return why the answer to a question is wrong, where that is known."""
-        source = self.source.removesuffix(VARYING)
-        for cause, misses in KNOWN.items():
-            for name, mutation, questions in misses:
-                if name == source and mutation in {"", *self.mutations} and asked in questions:
-                    return cause
-        return ""
-
-    @property
-    def new(self) -> bool:
-        """Whether an answer is wrong of no known cause."""
-        return not all(self.cause(asked) for asked, _ in self.wrong)
 
 
 # -- what is mutated, and what is right of it ---------------------------------------------------------
@@ -199,11 +181,7 @@ def table(
         row = {title: name, "mutations": str(len(mine)), "answers": str(answers)}
         for what, column in (("refused", "refused"), ("wide", "wide"), ("outside", "headline outside")):
             row[column] = f"{sum(getattr(each, what) for each in mine) / answers:.1%}"
-        wrong = [each for each in mine if each.wrong]
-        row["confident and wrong"], row["of these known"] = (
-            str(len(wrong)),
-            str(sum(not each.new for each in wrong)),
-        )
+        row["confident and wrong"] = str(sum(bool(each.wrong) for each in mine))
         rows.append(row)
     return rows
 
@@ -212,15 +190,12 @@ def tables(found: Sequence[Judged]) -> Iterator[tuple[str, list[dict[str, str]]]
     """Yield three tables: by mutation, by source, and the answers that are confident and wrong."""
     yield "mutations", table(found, "mutation", lambda each: each.mutations)
     yield "mutations_2", table(found, "source", lambda each: (family(each.source), "all"))
-    wrong: Counter[tuple[str, str, str]] = Counter()
+    wrong: Counter[tuple[str, str]] = Counter()
     for each in found:
-        source = each.source.removesuffix(VARYING)
-        wrong.update({(source, asked, each.cause(asked) or "not known yet") for asked, _ in each.wrong})
-    titles = ("confident and wrong", "asked", "cause", "mutations")
-    yield (
-        "mutations_3",
-        [dict(zip(titles, (*key, str(count)), strict=True)) for key, count in sorted(wrong.items())],
-    )
+        wrong.update((each.source.removesuffix(VARYING), asked) for asked, _ in each.wrong)
+    titles = ("confident and wrong", "asked", "mutations")
+    rows = [dict(zip(titles, (*key, str(count)), strict=True)) for key, count in sorted(wrong.items())]
+    yield "mutations_3", rows
 
 
 def family(source: str) -> str:
@@ -230,7 +205,7 @@ def family(source: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge mutations and print what came of them; return 1 if an answer is confident, wrong and not known to be."""
+    """Judge mutations and print what came of them; return 1 if an answer is confident and wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True, help="folder of public traces")
     parser.add_argument("--count", type=int, default=1_000, help="how many mutations")
@@ -246,13 +221,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         for each in pool.map(partial(judge, options.seed, all_sources(options.traces)), numbers):
             found.append(each)
-            said = [f"{asked}: {said} (known: {each.cause(asked) or 'no'})" for asked, said in each.wrong]
-            for one in filter(None, [*said, each.why_not]):
+            for one in filter(None, [*(f"{asked}: {said}" for asked, said in each.wrong), each.why_not]):
                 about = f"{each.number}: {each.source}, {' + '.join(each.mutations)}"
                 print(f"{about}: {one}", file=sys.stderr, flush=True)
     for table_, rows in tables(found):
         write(options.write, table_, rows)
-    return int(any(each.new for each in found))
+    return int(any(each.wrong for each in found))
 
 
 if __name__ == "__main__":

@@ -273,9 +273,8 @@ class Judge:
             by_line = data.contexts_by_lineno(str(self.copy / file))
             lines[f"{mutant.file}:{mutant.line}"] = by_line.get(mutant.line, [])
             lines[mutant.file] = {name for names in by_line.values() for name in names}
-        modules: dict[
-            str, list[str]
-        ] = {}  # what a fixture of a module ran counts for each test of the module
+        # What a fixture of a module ran counts for each test of the module.
+        modules: dict[str, list[str]] = {}
         for name in items:
             modules.setdefault(name.split("::")[0], []).append(name)
         every = {

@@ -124,12 +124,11 @@ def simulation(folder: Path) -> Iterator[str]:
     yield from grid("simulated", "cases", "median error", "90th percentile", "worst", "worst case")
     replays = [row for row in read(folder, "replays") if not row["steps"].startswith("refused")]
     cases = {
-        "replay of public traces: median step": [
-            (row["trace"], number(row["replay median"])) for row in replays
-        ],
-        "the same, all latencies typical": [
-            (row["trace"], number(row["typical costs: median"])) for row in replays
-        ],
+        title: [(row["trace"], number(row[column])) for row in replays]
+        for title, column in (
+            ("replay of public traces: median step", "replay median"),
+            ("the same, all latencies typical", "typical costs: median"),
+        )
     }
     for title, name in (
         ("machine model, changed and run again", "machine_model"),
@@ -251,37 +250,20 @@ def misses(found: list[Change]) -> Iterator[str]:
 
 def memory(rows: list[Row]) -> Iterator[str]:
     """Yield the table of errors of the predicted peak."""
-    titles = (
-        "recorded",
-        "role",
-        "changes",
-        "refused",
-        "median error",
-        "90th percentile",
-        "worst",
-        "in the interval",
-    )
-    yield from grid(*titles)
+    titles = ("recorded", "role", "changes", "refused", "median error", "90th percentile", "worst")
+    yield from grid(*titles, "in the interval")
     for group in dict.fromkeys(row["source"] for row in rows):
         for role in (JUDGED, "development"):
             mine = [row for row in rows if (row["source"], row["role"]) == (group, role)]
             if mine:
                 worst = max(mine, key=lambda row: abs(number(row["error"])))
                 *figures, most = spread(number(row["error"]) for row in mine)
-                refused, where = (
-                    sum(bool(row["refused"]) for row in mine),
-                    f"{worst['recording']} " * bool(worst["recording"]),
+                named = ", ".join(
+                    filter(None, (worst["model"], f"{worst['recording']} {worst['change']}".strip()))
                 )
-                named = f"{most} ({worst['model']}, {where}{worst['change']})"
-                yield line(
-                    group,
-                    role,
-                    len(mine),
-                    refused,
-                    *figures,
-                    named,
-                    held(row["inside"] == "yes" for row in mine),
-                )
+                counts = len(mine), sum(bool(row["refused"]) for row in mine)
+                inside = held(row["inside"] == "yes" for row in mine)
+                yield line(group, role, *counts, *figures, f"{most} ({named})", inside)
 
 
 # 5. Parts ----------------------------------------------------------------------------------------

@@ -62,10 +62,8 @@ def replays(traces: Path | None) -> Iterator[Table]:
         name = name if path.parent.name == "kineto" else f"{path.parent.name}/{name}"
         try:
             trace = daydream.load(path)
-            result, typical = (
-                daydream.replay(trace),
-                daydream.replay(daydream.build(trace, without=["latencies"])),
-            )
+            result = daydream.replay(trace)
+            typical = daydream.replay(daydream.build(trace, without=["latencies"]))
         except daydream.DaydreamError as error:
             rows.append({"trace": name, "steps": f"refused: {' '.join(str(error).split('. ')[0].split())}"})
             continue
@@ -75,10 +73,8 @@ def replays(traces: Path | None) -> Iterator[Table]:
             "measured ms": f"{result.measured_ns / 1e6:.2f}",
         }
         row |= {"replay median": f"{result.error:+.3%}", "worst": f"{result.max_error:.3%}"}
-        row |= {
-            "typical costs: median": f"{typical.error:+.2%}",
-            "typical costs: worst": f"{typical.max_error:.2%}",
-        }
+        row["typical costs: median"] = f"{typical.error:+.2%}"
+        row["typical costs: worst"] = f"{typical.max_error:.2%}"
         rows.append(row)
         if name in TRAINING or name.startswith("nsys/"):
             steady += _steady(name, result)
@@ -91,12 +87,11 @@ def _steady(name: str, before: daydream.Replay) -> Iterator[dict[str, str]]:
     """Yield the least and most that twice as fast a GPU gives of the steps of usual length."""
     with contextlib.suppress(daydream.DaydreamError):
         after = daydream.whatif(before, "scale", on="gpu", factor=0.5)
-        steps = [
-            (one["replayed_ns"], one["predicted_ns"])
+        ratios = [
+            one["replayed_ns"] / one["predicted_ns"]
             for one in after.to_json()["steps"]
-            if one["predicted_ns"]
+            if one["predicted_ns"] and abs(one["replayed_ns"] / before.basis_ns - 1) <= 0.25
         ]
-        ratios = [was / now for was, now in steps if abs(was / before.basis_ns - 1) <= 0.25]
         if len(ratios) > 1:
             ends = {"lowest": f"{min(ratios):.3f}x", "highest": f"{max(ratios):.3f}x"}
             yield {"trace": name, "steps": str(len(ratios)), **ends}
@@ -126,9 +121,8 @@ def _machines(folder: Path, programs: Mapping[str, Callable[[], Machine]]) -> Ma
 
 
 def _errors(trace: daydream.Trace, truths: dict[str, float], without: Sequence[str] = ()) -> dict[str, float]:
-    before = daydream.replay(
-        daydream.build(trace, without=list(without))
-    ).recording  # the machine has no profiler
+    graph = daydream.build(trace, without=list(without))
+    before = daydream.replay(graph).recording  # the machine has no profiler
     asked = {title: daydream.whatif(before, "scale", on=on, factor=by) for title, (on, by) in CHANGES.items()}
     return {title: one.simulated_ns / truths[title] - 1 for title, one in asked.items()}
 

@@ -9,6 +9,8 @@ logging); the figures are of the other rows, and without the factor `unscaled_me
 predicted are listed, with why.
 """
 
+# ruff: noqa: SLF001 - torch has no other names for nodes of autograd
+
 from __future__ import annotations
 
 import argparse
@@ -18,20 +20,30 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
+from daydream.costs.network.nccl import bytes_of_message
 from daydream.errors import DaydreamError
 from daydream.plan.search import Job, Strategy
-from daydream.world.compose import Block, Model, peaks
+from daydream.world.compose import Block, Exchange, Model, peaks
+from daydream.world.parts import Parts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from daydream.world.emulate import Emulation
+    from daydream.world.process_group import Asked
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
@@ -179,13 +191,139 @@ READERS: dict[str, Callable[[Sequence[dict[str, str]]], Iterator[Row]]] = {  # b
 }
 
 
+class Noted(NamedTuple):
+    """What ran: calls, where each was called and whether backward, collectives and waits by the call that follows."""
+
+    calls: list[Any]
+    called: dict[int, tuple[str, int]]
+    heard: list[tuple[int, int, Asked]]  # call, number of the collective
+    waits: dict[int, int]  # by the number of the collective
+
+
+def noted(gpu: Emulation, model: nn.Module, run: Callable[[], Any]) -> Noted:
+    """Run a forward and a backward pass of a model on an emulated GPU, and return what ran."""
+    import torch
+
+    from daydream.world import process_group
+    from daydream.world.emulate import observed
+
+    found = Noted([], {}, [], {})
+    inside = [""]  # paths of the modules that run
+    of_node: dict[int, str] = {}  # module of a node's forward pass, by its number
+    own_note, own_move, hooks = gpu._note, process_group.move, []
+
+    def move(asked: Asked, pairs: Any) -> None:
+        found.heard.append((len(gpu.calls), len(process_group.ASKED) - 1, asked))
+        gpu.inside = True  # what moves values in this process moves none on a GPU
+        own_move(asked, pairs)
+        gpu.inside = False
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    def note(*call: Any) -> None:
+        own_note(*call)
+        node = torch._C._current_autograd_node()
+        if node is None:
+            of_node[torch._C._autograd._get_sequence_nr() - 1] = layer = inside[-1]
+        else:
+            before, _ = found.called.get(len(gpu.calls) - 2, ("", 0))
+            layer = of_node.get(node._sequence_nr(), before)
+        found.called[len(gpu.calls) - 1] = layer, int(node is not None)
+
+    class Done(process_group.Done):
+        def wait(self, timeout: Any = None) -> bool:
+            found.waits.setdefault(self._number, len(gpu.calls))
+            return super().wait(timeout)
+
+        synchronize = wait
+
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(partial(lambda name, *_: inside.append(name), name)))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    with patch.multiple(process_group, Done=Done, move=move), patch.object(gpu, "_note", note):
+        calls = observed(gpu, run)
+    for hook in hooks:
+        hook.remove()
+    return found._replace(calls=calls)
+
+
+def recorded_blocks(
+    gpu: Emulation,
+    model: nn.Module,
+    run: Callable[[], Any],
+    layers: Sequence[str],
+    launch_ns: float,
+    groups: Mapping[str, tuple[str, int]],
+) -> tuple[Block, ...]:
+    """Return a block for each layer, one for what runs before them and one for what runs after them.
+
+    Args:
+        gpu: the emulated GPU.
+        model: on it, with gradients.
+        run: a forward and a backward pass over one micro-batch.
+        layers: paths of the modules that are blocks, in their order.
+        launch_ns: what the thread takes for an operator with a kernel.
+        groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
+    """
+    from daydream.world.emulate_costs import kernels_of
+
+    parts = Parts(layers)
+
+    def enter(place: int, _: nn.Module, given: Any) -> None:
+        parts.inputs[place] = sum(getattr(one, "nbytes", 0) for one in given)
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(partial(enter, place))
+        for place, path in enumerate(layers, 1)
+    ]
+    calls, called, heard, waits = noted(gpu, model, run)
+    for hook in hooks:
+        hook.remove()
+    took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
+    paths, backward = zip(*(called.get(at, ("", 0)) for at in range(len(calls))), strict=True)
+    place = np.zeros(len(calls), int)
+    for back in (0, 1):
+        mine = np.flatnonzero(np.equal(backward, back))
+        place[mine] = parts.places([paths[at] for at in mine.tolist()], back)
+    ran = [*zip(place.tolist(), backward, strict=True)]
+    for where, own_ns in zip(ran, took, strict=True):
+        parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
+    for at, sent, asked in heard:
+        if asked.group in groups:
+            group, members = groups[asked.group]
+            size = bytes_of_message(asked.operation, asked.bytes, members)
+            beside = sum(took[at : waits.get(sent, at)])
+            one = Exchange(group, asked.operation, size, 1, beside)
+            parts.exchanges[ran[max(at - 1, 0)]][one] += 1
+    hold(parts, gpu.memory, ran)
+    for name, parameter in model.named_parameters():
+        parts.add_parameter(name, parameter.numel())
+    return parts.blocks()
+
+
+def hold(parts: Parts, memory: Sequence[Any], ran: Sequence[tuple[int, int]]) -> None:
+    """Add what blocks save and hold besides, from allocations and frees and where each call ran."""
+    where, start, most, now = (0, 1), 0, 0, 0  # bytes held since it began to be there
+    for at, nbytes, _ in [*memory, (0, 0, 0)]:
+        # What is freed before a call is freed by the one before.
+        there = ran[min(max(at - (nbytes < 0), 0), len(ran) - 1)] if nbytes else (0, -1)
+        if there != where:
+            place, was_back = where
+            base = start if was_back else max(start, now)
+            parts.workspace[place] = max(parts.workspace[place], most - base)
+            parts.saved[place] += 0 if was_back else now - start
+            where, start, most = there, now, now
+        now += nbytes
+        most = max(most, now)
+
+
 def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
     """Return the blocks of a shape; to be run in a process of its own."""
     import torch
     from torch import distributed as dist
 
     from daydream.world.emulate import emulated
-    from daydream.world.parts import recorded_blocks
     from daydream.world.script import make_world
 
     sys.path.insert(0, str(ROOT / "examples"))

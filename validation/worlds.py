@@ -28,7 +28,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,20 +39,14 @@ from torch import nn
 from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 from torch.nn import functional
 
-MODELS = "GPT", "MLP", "ConvNeXt"
+PARTS, MODELS = ("asked", "waits", "compute"), ("GPT", "MLP", "ConvNeXt")
 WAYS = {2: ("ddp", "fsdp", "tp", "1f1b"), 4: ("ddp", "fsdp", "tp", "fsdp x tp", "1f1b")}
-GB_PER_S = {
-    "ddp": 0.2,
-    "fsdp": 0.2,
-    "tp": 0.05,
-    "fsdp x tp": 0.1,
-    "1f1b": 0.05,
-}  # half of it between nodes of two
+GB_PER_S = {"ddp": 0.2, "fsdp": 0.2, "tp": 0.05, "fsdp x tp": 0.1, "1f1b": 0.05}  # between nodes of two half
 WIDTH, BLOCKS, MICRO_BATCHES, ROWS, THIN = 128, 4, 4, 2048, 16
 STEPS, TIMED, LEAST = 3, 12, 1024  # bytes of a block that counts
 AGREE, MEDIAN, WORST, MEMORY = 0.05, 0.05, 0.12, 0.02
 TYPES = {"Float": "float32", "Long": "int64", "Int": "int32", "Byte": "uint8"}
-MESSAGES = {"float": "float32"}  # others are of Python objects, and votes
+P2P = "send", "recv"  # messages count that are of float32: others are of Python objects, and votes
 MOST = 1 << 14  # collectives of a line
 
 
@@ -77,14 +70,12 @@ class Wait(torch.autograd.Function):  # type: ignore[misc]
 class Block(nn.Module):  # type: ignore[misc]
     """A residual block, which may wait."""
 
+    waits = 0.0, 0.0
+
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.waits = kind, (0.0, 0.0)
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 4 * WIDTH),
-            nn.Linear(4 * WIDTH, WIDTH),
-        )
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.down, self.kind = nn.Linear(4 * WIDTH, WIDTH), kind
         if kind == "GPT":
             self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         if kind == "ConvNeXt":
@@ -106,11 +97,11 @@ class Block(nn.Module):  # type: ignore[misc]
 def model_of(kind: str, rows: int) -> tuple[nn.Sequential, torch.Tensor]:
     """Return a model and its input."""
     torch.manual_seed(0)
-    first, x = {
-        "GPT": lambda: (nn.Embedding(512, WIDTH), torch.randint(512, (rows // 16, 16))),
-        "MLP": lambda: (nn.Linear(64, WIDTH), torch.randn(rows, 64)),
-        "ConvNeXt": lambda: (nn.Linear(48, WIDTH), torch.randn(rows // 16, 4, 4, 48)),
-    }[kind]()
+    if kind == "GPT":
+        first, x = nn.Embedding(512, WIDTH), torch.randint(512, (rows // 16, 16))
+    else:
+        sizes = (rows, 64) if kind == "MLP" else (rows // 16, 4, 4, 48)
+        first, x = nn.Linear(sizes[-1], WIDTH), torch.randn(sizes)
     return nn.Sequential(first, *(Block(kind) for _ in range(BLOCKS))), x
 
 
@@ -167,18 +158,16 @@ def step_of(way: str, model: nn.Sequential, x: torch.Tensor, optimizer_of: Any) 
 def lengths_of(kind: str) -> list[list[float]]:
     """Return how long both passes of each block take alone, s."""
     model, x = model_of(kind, ROWS)
-    x = model[0](x).detach()
-    found = []
+    x, found = model[0](x).detach().requires_grad_(), []
     for block in model[1:]:
-        took = []
+        at = []
         for _ in range(5):
-            at = [time.perf_counter()]
-            out = block(x.requires_grad_())
-            at.append(time.perf_counter())
+            at.append([time.perf_counter()])
+            out = block(x)
+            at[-1].append(time.perf_counter())
             loss_of(out).backward()
-            at.append(time.perf_counter())
-            took.append(np.diff(at))
-        found.append(np.min(took, 0).tolist())
+            at[-1].append(time.perf_counter())
+        found.append(np.diff(at).min(0).tolist())
     return found
 
 
@@ -190,8 +179,7 @@ def asked(way: str, kind: str, file: Path, what: str) -> dict[str, Any]:
     from daydream.world.process_group import ASKED, GROUPS
 
     def recorded() -> list[Any]:
-        found: list[Any] = pickle.loads(_dump_fr_trace())["entries"]
-        return found
+        return list(pickle.loads(_dump_fr_trace())["entries"])
 
     begin = len(ASKED) if what == "fake" else len(recorded())
     # What records sizes holds what is sent, and so does the flight recorder.
@@ -202,47 +190,36 @@ def asked(way: str, kind: str, file: Path, what: str) -> dict[str, Any]:
         del step
         gc.collect()
     profile.export_chrome_trace(str(file))
-    rows = sorted(
-        (row for row in json.loads(file.read_text())["traceEvents"] if "name" in row),
-        key=lambda row: row["ts"],
-    )
+    events = json.loads(file.read_text())["traceEvents"]
+    rows = sorted((row for row in events if "name" in row), key=lambda row: row["ts"])
     collectives: list[Any] = []
-    messages: list[Any] = []
-    if what == "fake":
-        for one in ASKED[begin:]:
-            p2p = one.operation in ("send", "recv")
-            row = [one.operation, one.bytes, one.dtype, one.peer if p2p else GROUPS[one.group][0]]
-            if not p2p or one.dtype in MESSAGES.values():
-                (messages if p2p else collectives).append(row)
-    elif what == "gloo":
-        world = vars(dist.distributed_c10d)["_world"]
-        ranks = {name: sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
-        for one in recorded()[begin:]:
-            operation = one["profiling_name"].removeprefix("gloo:")
-            if any("reduce_scatter" in at["name"] for at in one["frames"]):
-                operation = "reduce_scatter"  # for which gloo reduces all
-            way = "output" if operation == "scatter" else "input"
-            types = [TYPES[name] for name in one[f"{way}_dtypes"]]
-            moved = zip(one[f"{way}_sizes"], types, strict=True)
-            nbytes = sum(int(np.prod(sizes)) * getattr(torch, dtype).itemsize for sizes, dtype in moved)
-            collectives.append([operation, nbytes, types[0], ranks[one["process_group"][0]]])
-        named = defaultdict(list)
-        for row in rows:
-            named[row["name"].removeprefix("c10d::").rstrip("_")].append(row)
-        for operation in ("send", "recv"):
-            for to, of in zip(named[operation], named[f"gloo:{operation}"], strict=True):
-                (dtype,), (sizes,) = of["args"]["Input type"], of["args"]["Input Dims"]
-                if dtype in MESSAGES:
-                    row = [
-                        operation,
-                        4 * int(np.prod(sizes)),
-                        MESSAGES[dtype],
-                        int(to["args"]["Concrete Inputs"][2]),
-                    ]
-                    messages.append((to["ts"], row))
-        messages = [row for _, row in sorted(messages)]
+    messages: list[Any] = []  # when, and what
+    for one in ASKED[begin:] if what == "fake" else ():
+        if one.operation not in P2P:
+            collectives.append([one.operation, one.bytes, one.dtype, GROUPS[one.group][0]])
+        elif one.dtype == "float32":
+            messages.append((len(messages), [one.operation, one.bytes, one.peer]))
+    world = vars(dist.distributed_c10d)["_world"]
+    ranks = {name: sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
+    for one in recorded()[begin:] if what == "gloo" else ():
+        operation = one["profiling_name"].removeprefix("gloo:")
+        if any("reduce_scatter" in at["name"] for at in one["frames"]):
+            operation = "reduce_scatter"  # for which gloo reduces all
+        end = "output" if operation == "scatter" else "input"
+        types = [TYPES[name] for name in one[f"{end}_dtypes"]]
+        moved = zip(one[f"{end}_sizes"], types, strict=True)
+        nbytes = sum(int(np.prod(sizes)) * getattr(torch, dtype).itemsize for sizes, dtype in moved)
+        collectives.append([operation, nbytes, types[0], ranks[one["process_group"][0]]])
+    for operation in P2P if what == "gloo" else ():
+        calls = [row for row in rows if row["name"].rstrip("_") == f"c10d::{operation}"]
+        works = [row for row in rows if row["name"] == f"gloo:{operation}"]
+        for call, work in zip(calls, works, strict=True):
+            (sizes,), peer = work["args"]["Input Dims"], int(call["args"]["Concrete Inputs"][2])
+            if work["args"]["Input type"] == ["float"]:
+                messages.append((call["ts"], [operation, 4 * int(np.prod(sizes)), peer]))
     blocks, scratch = blocks_of(rows)
-    return {"collectives": collectives, "messages": messages, "blocks": blocks, "scratch": scratch}
+    sent = [message for _, message in sorted(messages)]
+    return {"collectives": collectives, "messages": sent, "blocks": blocks, "scratch": scratch}
 
 
 def blocks_of(rows: Sequence[Any]) -> tuple[list[list[int]], int]:
@@ -250,8 +227,7 @@ def blocks_of(rows: Sequence[Any]) -> tuple[list[list[int]], int]:
     calls = [row for row in rows if row["name"].startswith(("c10d::", "fake:")) and "dur" in row]
     starts, ends = np.array([(row["ts"], row["ts"] + row["dur"]) for row in calls]).reshape(-1, 2).T
     alive: dict[int, list[int]] = {}
-    found = []
-    scratch = 0
+    found, scratch = [], 0
     for at, row in enumerate(row for row in rows if row["name"] == "[memory]"):
         nbytes, address = row["args"]["Bytes"], row["args"]["Addr"]
         block = alive.pop(address, [0, 0, 0])
@@ -269,20 +245,19 @@ def blocks_of(rows: Sequence[Any]) -> tuple[list[list[int]], int]:
 
 def peaks(*sides: Sequence[Sequence[int]]) -> list[int]:
     """Return the peaks of a real and a fake rank, bytes. The nth block of a size is the nth block of that size."""
-    numbered: list[dict[tuple[int, int], list[int]]] = []
-    for blocks in sides:
+    numbered: list[dict[tuple[int, int], list[int]]] = [{} for _ in sides]
+    for blocks, of in zip(sides, numbered, strict=True):
         times: Counter[int] = Counter()
-        numbered.append({})
         for nbytes, *ends in blocks:
-            numbered[-1][nbytes, times[nbytes]] = ends
+            of[nbytes, times[nbytes]] = ends
             times[nbytes] += 1
     unseen = {key for of in numbered for key, (_, end) in of.items() if end < 0}
-    kept = [[(key[0], ends) for key, ends in of.items() if key not in unseen] for of in numbered]
-    changes = [
-        sorted((at, sign * n) for n, ends in of for at, sign in zip(ends, (1, -1), strict=True))
-        for of in kept
-    ]
-    return [int(np.cumsum([nbytes for _, nbytes in of]).max()) for of in changes]
+    found = []
+    for of in numbered:
+        kept = [(key[0], begin, end) for key, (begin, end) in of.items() if key not in unseen]
+        changes = sorted([(begin, n) for n, begin, _ in kept] + [(end, -n) for n, _, end in kept])
+        found.append(int(np.cumsum([nbytes for _, nbytes in changes]).max()))
+    return found
 
 
 # How long it takes -------------------------------------------------------------------------------
@@ -323,6 +298,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
     lines: dict[tuple[Any, ...], Line] = {}
     taken: list[tuple[Line, int]] = []  # of each collective, by its number
     futures: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+    own_move = process_group.move
 
     class Carried(process_group.Done):
         def wait(self, timeout: Any = None) -> bool:
@@ -335,22 +311,18 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             futures.put((self._number, future := torch.futures.Future(), self._result))
             return future
 
-    @contextmanager
-    def hear(one: process_group.Asked) -> Iterator[None]:
-        ranks, own, message = (
-            process_group.GROUPS[one.group][0],
-            dist.get_rank(),
-            one.operation in ("send", "recv"),
-        )
+    def move(asked: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
+        one = asked
+        ranks, own, message = process_group.GROUPS[one.group][0], dist.get_rank(), one.operation in P2P
         if message:
-            ranks = [own, one.peer][:: 1 if one.operation == "send" else -1]
+            ranks = [own, one.peer] if one.operation == "send" else [one.peer, own]
         if (key := (one.group, message, *ranks)) not in lines:
             lines[key] = Line(folder / "-".join(map(str, key)), ranks.index(own), len(ranks))
         size = bytes_of_message(one.operation, one.bytes, len(ranks))
         together = max(sum(rank // 2 == node for rank in ranks) for node in range(2))
         took = now["cluster"].time_ns(one.operation, size, len(ranks), per_node=together)
         taken.append((lines[key], lines[key].ask(took)))
-        yield
+        own_move(one, pairs)
 
     def complete() -> None:
         while True:
@@ -359,7 +331,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             future.set_result(result)
 
     process_group.Done = Carried  # type: ignore[misc]
-    process_group.HEARD.append(hear)
+    process_group.move = move
     threading.Thread(target=complete, daemon=True).start()
 
 
@@ -383,53 +355,40 @@ def record(step: Callable[[], None], path: Path) -> None:
             step()
 
 
-def cluster_of(folder: Path, way: str) -> str:
-    """Return the file of the emulated link."""
-    links = {"intra": GB_PER_S[way], "inter": GB_PER_S[way] / 2}
-    each = {name: {"bandwidth_gb_per_s": speed, "latency_us": 20} for name, speed in links.items()}
-    path = folder / f"{way}-{os.getpid()}.json"
-    path.write_text(json.dumps({"gpus_per_node": 2, **each}))
-    return str(path)
-
-
 # Processes ---------------------------------------------------------------------------------------
 
 
 def work(what: str, size: int, rank: int, folder: Path) -> None:
-    """Be a rank: on `gloo`, likewise for its `memory`, `linked` or `fake`; or measure `lengths`. Prints JSON."""
+    """Be a rank: on `gloo`, likewise for its `memory`, `linked` or `fake`. Prints JSON."""
     from daydream.costs.network.cluster_names import find_cluster
     from daydream.world import script
 
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    if what == "lengths":
-        print(json.dumps({kind: lengths_of(kind) for kind in MODELS}))
-        return
-    lengths = json.loads((folder / "lengths.json").read_text())
-    stages, alone, now = folder / f"{what}-{rank}-{size}", what in ("fake", "linked"), dict[str, Any]()
+    cases, lengths = json.loads((folder / "cases.json").read_text())
+    stages, now = folder / f"{what}-{rank}-{size}", dict[str, Any]()
     stages.mkdir()
-    if alone:
+    if what in ("fake", "linked"):
         script.make_world({"world_size": size, "rank": rank, "cluster": None, "stages": str(stages)})
     if what == "linked":
         link(folder, now)
     dist.init_process_group("gloo")
-    cases = [one for one in json.loads((folder / "cases.json").read_text()) if one[1] == size]
+    cases = [one for one in cases if one[1] == size]
     cases = [one for one in cases if what == "fake" or (one[0] == "asked") != (what == "linked")]
     found: dict[str, list[Any]] = defaultdict(list)
-    for case in [*cases, *(cases[::-1] if what == "linked" else [])]:
-        part, _, way, kind = case
-        title = " ".join(map(str, case))
+    for part, _, way, kind in [*cases, *(cases[::-1] if what == "linked" else [])]:
+        title = f"{part} {size} {way} {kind}"
         left = folder / title  # what each stage gets from the one before it
         left.mkdir(exist_ok=True)
         shutil.copytree(left, stages, dirs_exist_ok=True)
-        now["cluster"] = find_cluster(cluster_of(folder, way)).holding(size)
+        now["cluster"] = find_cluster(str(folder / f"{way}.json")).holding(size)
         if part == "asked":
             found[title].append(asked(way, kind, folder / f"{what}-{rank}.json", what))
         elif what == "linked" or not rank or way == "1f1b":
             model, x = model_of(kind, ROWS // (THIN if part == "waits" else 1))
-            for block, waits in zip(model[1:], lengths[kind] if part == "waits" else (), strict=False):
+            for block, waits in zip(
+                model[1:], lengths.get(kind, ()) if part == "waits" else (), strict=False
+            ):
                 block.waits = [seconds / (MICRO_BATCHES if way == "1f1b" else 1) for seconds in waits]
             step = step_of(way, model, x, torch.optim.SGD)
             if what == "linked":
@@ -448,12 +407,9 @@ def run(what: str, size: int, folder: Path) -> list[dict[str, Any]]:
     """Return what the ranks of a world found, each a process; fake ones one after the other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        of_all = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free.getsockname()[1]),
-            "WORLD_SIZE": str(size),
-        }
-    of_all |= {"TORCH_FR_BUFFER_SIZE": "100000" if what == "gloo" else "0", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    environment |= {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    environment["TORCH_FR_BUFFER_SIZE"] = "100000" if what == "gloo" else "0"
     started: list[Any] = []
     try:
         for rank in range(size):
@@ -468,9 +424,8 @@ def run(what: str, size: int, folder: Path) -> list[dict[str, Any]]:
                 str(rank),
                 str(folder),
             ]
-            environment = {**os.environ, **of_all, "RANK": str(rank)}
             with (folder / f"out-{rank}").open("w") as file:
-                started.append(subprocess.Popen(words, env=environment, stdout=file))
+                started.append(subprocess.Popen(words, env={**environment, "RANK": str(rank)}, stdout=file))
             if what == "fake":
                 started[-1].wait()
         if any(process.wait(600) for process in started):
@@ -481,97 +436,87 @@ def run(what: str, size: int, folder: Path) -> list[dict[str, Any]]:
             process.kill()
 
 
-def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row of the table for each case."""
+def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield a row of the table for each case, and what it says in words."""
     import daydream
     from daydream.collect.launcher.runner import joined_ranks
     from daydream.trace.trace import Trace
     from daydream.world.stages import joined_stages
 
     parts = {part for part, *_ in cases}
-    (folder / "cases.json").write_text(json.dumps(cases))
-    (folder / "lengths.json").write_text(json.dumps(run("lengths", 1, folder)[0]))
+    lengths = {kind: lengths_of(kind) for _, _, _, kind in cases} if "waits" in parts else {}
+    (folder / "cases.json").write_text(json.dumps([cases, lengths]))
+    for way, speed in GB_PER_S.items():
+        links = {"intra": speed, "inter": speed / 2}
+        each = {name: {"bandwidth_gb_per_s": gb_per_s, "latency_us": 20} for name, gb_per_s in links.items()}
+        (folder / f"{way}.json").write_text(json.dumps({"gpus_per_node": 2, **each}))
     kinds = ["fake", *["gloo", "memory"] * ("asked" in parts), *["linked"] * bool(parts - {"asked"})]
-    ran = {
-        (what, size): run(what, size, folder)
-        for what in kinds
-        for size in sorted({size for _, size, *_ in cases})
-    }
-    for case in cases:
-        part, size, way, kind = case
-        title = " ".join(map(str, case))
-        row = {"part": part, "ranks": size, "way": way, "model": kind}
+    sizes = sorted({size for _, size, *_ in cases})
+    ran = {(what, size): run(what, size, folder) for what in kinds for size in sizes}
+    for part, size, way, kind in cases:
+        title = f"{part} {size} {way} {kind}"
+        row: dict[str, Any] = {"part": part, "ranks": size, "way": way, "model": kind}
         if part == "asked":
-            gloo, memory, fake = (
-                [one[title][0] for one in ran[what, size]] for what in ("gloo", "memory", "fake")
+            real, memory, fake = (
+                [one[title][0] for one in ran[each, size]] for each in ("gloo", "memory", "fake")
             )
-            unequal = [
+            row["asked"] = sum(len(one["collectives"]) + len(one["messages"]) for one in real)
+            row["unequal"] = [
                 {"rank": rank, "what": what, "real": one[what], "fake": other[what]}
-                for rank, (one, other) in enumerate(zip(gloo, fake, strict=True))
+                for rank, (one, other) in enumerate(zip(real, fake, strict=True))
                 for what in ("collectives", "messages")
                 if one[what] != other[what]
             ]
             held = [peaks(one["blocks"], other["blocks"]) for one, other in zip(memory, fake, strict=True)]
-            row |= {
-                "asked": sum(len(one["collectives"]) + len(one["messages"]) for one in gloo),
-                "unequal": unequal,
-            }
-            row |= {
-                "peak_bytes": max(one for one, _ in held),
-                "gloo_bytes": max(one["scratch"] for one in memory),
-            }
-            row |= {"peak_error": max((other / one - 1 for one, other in held), key=abs)}
-            yield {**row, "ok": not unequal and abs(row["peak_error"]) <= MEMORY}
+            row["peak_bytes"], row["gloo_bytes"] = max(held)[0], max(one["scratch"] for one in memory)
+            row["peak_error"] = max((other / one - 1 for one, other in held), key=abs)
+            row["ok"] = not row["unequal"] and abs(row["peak_error"]) <= MEMORY
+            equal = "differ: " + json.dumps(row["unequal"])[:2000] if row["unequal"] else "are equal"
+            said = f"{row['asked']:>5} collectives {equal}, peak {row['peak_bytes'] / 1e6:.2f} MB "
+            said += f"{row['peak_error']:+.2%}, gloo's largest block {row['gloo_bytes'] / 1e6:.2f} MB"
         else:
             first, again = ran["linked", size][0][title]
             traces = [Trace.load(path) for path in sorted(folder.glob(f"{title} *.parquet"))]
             trace = traces[0] if len(traces) == 1 else joined_stages(traces, joined_ranks)
-            found = daydream.replay(trace, cluster=cluster_of(folder, way)).basis_ns / 1e6
-            measured = 1e3 * (first + again) / 2
-            row |= {"measured_ms": measured, "predicted_ms": found, "again": again / first - 1}
-            error = found / measured - 1 if abs(row["again"]) <= AGREE else None
-            yield {**row, "error": error, "ok": None if error is None else abs(error) <= WORST}
-
-
-def told(row: dict[str, Any]) -> str:
-    """Return a row in words."""
-    if row["part"] == "asked":
-        equal = "differ: " + json.dumps(row["unequal"])[:2000] if row["unequal"] else "are equal"
-        said = f"{row['asked']:>5} collectives {equal}, peak {row['peak_bytes'] / 1e6:.2f} MB {row['peak_error']:+.2%}"
-        said += f", gloo's largest block {row['gloo_bytes'] / 1e6:.2f} MB"
-    else:
-        said = f"{row['measured_ms']:8.1f} ms, again {row['again']:+.1%}, predicted {row['predicted_ms']:8.1f} ms, "
-        said += "no verdict" if row["ok"] is None else f"{row['error']:+.1%}"
-    return f"{row['part']:<8}{row['ranks']:>2} {row['way']:<10}{row['model']:<9}{said}"
+            predicted = daydream.replay(trace, cluster=str(folder / f"{way}.json")).basis_ns / 1e6
+            row |= {
+                "measured_ms": 1e3 * (first + again) / 2,
+                "predicted_ms": predicted,
+                "again": again / first - 1,
+            }
+            error = predicted / row["measured_ms"] - 1 if abs(row["again"]) <= AGREE else None
+            row |= {"error": error, "ok": None if error is None else abs(error) <= WORST}
+            said = f"{row['measured_ms']:8.1f} ms, again {row['again']:+.1%}, predicted {predicted:8.1f} ms, "
+            said += "no verdict" if error is None else f"{error:+.1%}"
+        yield row, f"{part:<8}{size:>2} {way:<10}{kind:<9}{said}"
 
 
 def main() -> int:
     """Compare, print a table or JSON; return 1 where a bound is not kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", action="append", choices=("asked", "waits", "compute"), help="all without")
+    parser.add_argument("--part", action="append", choices=PARTS, help="all without")
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--ranks", action="append", type=int, choices=sorted(WAYS))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     if options.work:
         what, size, rank, folder = options.work
         work(what, int(size), int(rank), Path(folder))
-        return 0
-    parts = options.part or ("asked", "waits", "compute")
-    sizes = [
-        (part, size) for part in parts for size in options.ranks or WAYS if (part, size) != ("compute", 4)
-    ]
+    asked_for = [(part, size) for part in options.part or PARTS for size in options.ranks or WAYS]
+    sizes = [one for one in asked_for if one != ("compute", 4)]
     cases = [(*one, way, kind) for one in sizes for way in WAYS[one[1]] for kind in options.model or MODELS]
     with tempfile.TemporaryDirectory() as folder:
-        rows = list(compared(cases, Path(folder)))
+        rows, said = zip(*compared(cases, Path(folder)), strict=True)
     errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
     judged = {"median": median(errors), "worst": max(errors)} if errors else {}
     kept = all(row["ok"] is not False for row in rows) and judged.get("median", 0) <= MEDIAN
     if options.json:
         print(json.dumps({"rows": rows, **judged, "kept": kept}, indent=1))
     else:
-        print(*map(told, rows), sep="\n")
+        print(*said, sep="\n")
         print(f"{len(errors)} verdicts on times", *(f"{name} {error:.1%}" for name, error in judged.items()))
     return int(not kept)
 

@@ -183,11 +183,6 @@ class Composed:
         """Memory of the stage that needs most."""
         return max(self.memory)
 
-    @property
-    def bound(self) -> str:
-        """The part that takes most."""
-        return max(self.parts, key=lambda part: self.parts[part])
-
 
 # A pass of a chunk, ns: kernels with collectives, launches, what it takes from the first launch on, and parts.
 ChunkPass = tuple[float, float, float, dict[str, float]]
@@ -207,7 +202,11 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     stages = divided(model.blocks, strategy)
     time = network(strategy, cluster)
     passes = [
-        [chunk_passes(blocks, model, strategy, time) for blocks in chunks] for chunks in stages
+        [
+            [_chunk(blocks, model, strategy, time, backward=back) for back in (False, True)]
+            for blocks in chunks
+        ]
+        for chunks in stages
     ]
     largest = max(block.input_bytes for block in model.blocks if block.is_layer)
     send_ns = time("pp", "send", largest) if strategy.pp > 1 else 0.0
@@ -290,32 +289,16 @@ def network(strategy: Strategy, cluster: Cluster) -> Time:
     return time
 
 
-def chunk_passes(
-    blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time
-) -> tuple[ChunkPass, ChunkPass]:
-    """Return the forward and the backward pass of blocks that run one after another."""
-    forward, backward = [], []
-    for block in blocks:
-        again = strategy.checkpointing and block.is_layer
-        forward.append((block, [block.forward]))
-        backward.append((block, [block.forward, block.backward] if again else [block.backward]))
-    return (
-        _chunk(forward, model, strategy, time, reduces=False),
-        _chunk(backward[::-1], model, strategy, time, reduces=True),
-    )
-
-
 def _chunk(
-    steps: Sequence[tuple[Block, list[Pass]]],
-    model: Model,
-    strategy: Strategy,
-    time: Time,
-    *,
-    reduces: bool,
+    blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time, *, backward: bool
 ) -> ChunkPass:
+    """Return the forward or the backward pass of blocks that run one after another."""
     parts = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp"), 0.0)
     gpu = cpu = least = link = gathered = 0.0
-    for block, ran in steps:
+    for block in blocks[::-1] if backward else blocks:
+        ran = [block.backward if backward else block.forward]
+        if backward and strategy.checkpointing and block.is_layer:
+            ran.insert(0, block.forward)
         own = 0.0
         for one in ran:
             own += one.gpu_ns
@@ -328,10 +311,10 @@ def _chunk(
                 parts[exchange.group] += took
         if strategy.fsdp > 1:  # all parameters of a block are gathered before it, and blocks ahead
             whole = _parameters(block)
-            cpu += model.sharding_ns[reduces] if whole else 0.0
+            cpu += model.sharding_ns[backward] if whole else 0.0
             link += time("fsdp", "all_gather", whole * model.parameter_bytes, strategy.fsdp)
             gathered = max(gathered, link) + own
-            if reduces:
+            if backward:
                 link += time("fsdp", "reduce_scatter", whole * model.gradient_bytes, strategy.fsdp)
         gpu += own
         least = max(least + own, cpu)
@@ -450,7 +433,7 @@ def _order(pp: int, chunks: int, batches: int) -> list[tuple[int, StagePass]]:
 
 
 def _run(
-    passes: Sequence[Sequence[tuple[ChunkPass, ChunkPass]]],
+    passes: Sequence[Sequence[Sequence[ChunkPass]]],
     strategy: Strategy,
     send_ns: float,
     *,

@@ -8,7 +8,6 @@ replaced is in `emulate_torch`, what an operator takes on the GPU in `emulate_co
 from __future__ import annotations
 
 import atexit
-import functools
 import re
 import types
 import warnings
@@ -27,11 +26,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.autograd import _enable_record_function
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from daydream.costs.devices import Device, find_device
 from daydream.costs.workload.shapes import Argument, Shape
@@ -60,10 +56,6 @@ class Call(Struct):
         arguments: sizes of each argument, as a recording has them: () for no tensor, a list for a list of tensors.
         dtypes: element types of the tensors among the arguments, `float32`; lists of tensors have one.
         results: sizes of the results.
-        result_dtypes: likewise.
-        layer: path of the module that ran, or of whose gradient it is part; empty outside all modules.
-        phase: forward, backward or optimizer.
-        held_bytes: what is allocated on the GPU once it has run.
         copies: `HtoD` or `DtoH` for what crosses the link to the CPU; `sync` for a wait without a copy.
         nbytes: of the tensors that it reads and writes, each once; 0 for a view and what only allocates.
         number_format: in which matrices are multiplied: `tf32` where 32 bits may be rounded to it.
@@ -74,10 +66,6 @@ class Call(Struct):
     arguments: list[Argument]
     dtypes: list[str]
     results: list[Shape]
-    result_dtypes: list[str]
-    layer: str = ""
-    phase: str = "forward"
-    held_bytes: int = 0
     copies: str = ""
     nbytes: int = 0
     number_format: str = ""
@@ -106,18 +94,14 @@ class Emulation(TorchDispatchMode):
         self.read = 0
         self.compiled = False
         self.left_out: dict[str, None] = {}
-        self.known: dict[
-            int, bool | int | float
-        ] = {}  # numbers that the program filled tensors with
+        # Numbers that the program filled tensors with.
+        self.known: dict[int, bool | int | float] = {}
         self.observed = False
         self.crossing = ""  # the way that a tensor is being copied
         self.inside = False  # in an operator: torch's own code asks for devices, and gets the CPU
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self.layers: list[str] = []
         self._works: dict[int, Any] = {}  # collectives that were not waited for, by what they give
-        self.phase = "forward"
         self._storages: dict[int, tuple[int, int]] = {}  # bytes and key
-        self._layer_of: dict[int, str] = {}
         self._keys = 0
 
     @property
@@ -127,7 +111,7 @@ class Emulation(TorchDispatchMode):
 
     def on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is of the emulated GPU."""
-        return isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._storages
+        return isinstance(tensor, FakeTensor) and _key(tensor) in self._storages
 
     def place(self, tensor: Tensor) -> None:
         """Count the memory of a tensor, which is of the emulated GPU from now on."""
@@ -157,12 +141,6 @@ class Emulation(TorchDispatchMode):
         if self.observes and nbytes:
             self.memory.append((len(self.calls), nbytes, key))
 
-    def _lend(self, nbytes: int) -> None:
-        """Count memory that an operator holds while it runs."""
-        self._keys += 1
-        for moved in (nbytes, -nbytes):
-            self._move(moved, self._keys)
-
     def forget_peak(self) -> None:
         """Let the peak be what is allocated now."""
         self.peak_bytes = self.held_bytes
@@ -178,7 +156,7 @@ class Emulation(TorchDispatchMode):
             return args[0].fake_device  # C++ asks for it all the time
         if self.inside or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        tensors = list(_tensors((*args, *kwargs.values())))
+        tensors = _tensors((args, kwargs))
         there = any(map(self.on_gpu, tensors))
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._value(args[0], there)
@@ -195,6 +173,7 @@ class Emulation(TorchDispatchMode):
         there: bool,  # noqa: FBT001
     ) -> Any:
         """Call an operator, and note it if it is the emulated GPU's."""
+        name = func._schema.name
         node = torch._C._current_autograd_node()
         if kwargs.get("device") is not None:
             there = there or torch.device(kwargs["device"]).type == "cuda"
@@ -208,42 +187,43 @@ class Emulation(TorchDispatchMode):
             with self._running(noted):
                 result = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise SystemExit(NEEDS_VALUES.format(func._schema.name)) from None
-        results = [one for one in _tensors((result,)) if isinstance(one, FakeTensor)]
+            raise SystemExit(NEEDS_VALUES.format(name)) from None
+        results = [one for one in _tensors(result) if isinstance(one, FakeTensor)]
         for one in results:
             if func is torch.ops.aten.full.default and not one.dim():
-                self.known[one.untyped_storage()._cdata] = args[1]
+                self.known[_key(one)] = args[1]
             elif func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.clone):
-                if (known := self.known.get(tensors[0].untyped_storage()._cdata)) is not None:
-                    self.known[one.untyped_storage()._cdata] = known
+                if (known := self.known.get(_key(tensors[0]))) is not None:
+                    self.known[_key(one)] = known
             elif one.dtype == torch.bool:
-                one.flag = _flag(func._schema.name.removeprefix("aten::"), tensors)
+                one.flag = _flag(name.removeprefix("aten::"), tensors)
             if self.crossing == "HtoD" or (there and not self.crossing):
                 self.place(one)
         if collective:
-            self._communicate(func, args, results)
+            self._communicate(name, args, results)
             return result
-        if "convolution" in func._schema.name and there:
-            self._lend(_convolution_workspace(args, results, func._schema.name))
+        if "convolution" in name and there:
+            nbytes = _convolution_workspace(args, results, name)
+            self._keys += 1
+            self._move(nbytes, self._keys)
+            self._move(-nbytes, self._keys)
         if noted and self.observes:
-            self._note(func, args, tensors, results, node)
-            named = zip((one.name for one in func._schema.arguments), args, strict=False)
-            self.calls[-1].causal = bool({**dict(named), **kwargs}.get("is_causal"))
+            self._note(func, args, kwargs, tensors, results)
         return result
 
-    def _communicate(self, func: Any, args: tuple[Any, ...], results: list[Tensor]) -> None:
+    def _communicate(self, name: str, args: tuple[Any, ...], results: list[Tensor]) -> None:
         """Let the process group of a functional collective note it, and the wait for it."""
-        name = func._schema.name.partition("::")[2]
+        name = name.partition("::")[2]
         if name == "wait_tensor":
-            work = self._works.pop(args[0].untyped_storage()._cdata, None)
+            work = self._works.pop(_key(args[0]), None)
             if work is not None:
                 work.wait()
             return
         operation = re.sub("_(into_tensor|tensor|single)?(_coalesced)?_?$", "", name)
         group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
         asked = types.SimpleNamespace(asyncOp=True)
-        work = group._answer(operation, list(_tensors(args)), options=asked)
-        self._works.update(dict.fromkeys((one.untyped_storage()._cdata for one in results), work))
+        work = group._answer(operation, _tensors(args), options=asked)
+        self._works.update(dict.fromkeys(map(_key, results), work))
 
     @contextmanager
     def _running(self, target: bool) -> Iterator[None]:  # noqa: FBT001
@@ -259,39 +239,37 @@ class Emulation(TorchDispatchMode):
                 self.inside = False
                 _enable_record_function(True)
 
-    def _note(self, func: Any, args: Any, tensors: Any, results: Any, node: Any) -> None:
-        if node is None:
-            layer = self.layers[-1] if self.layers else ""
-            self._layer_of[torch._C._autograd._get_sequence_nr() - 1] = layer
-        else:
-            last = self.calls[-1].layer if self.calls else ""
-            layer = self._layer_of.get(node._sequence_nr(), last)
+    def _note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        results: list[Tensor],
+    ) -> None:
         name = func._schema.name
         dtypes = [_dtype(one) for one in tensors]
         moved = [*{id(one): one for one in tensors}.values(), *results]
         if not func._schema.is_mutable:
-            given = {one.untyped_storage()._cdata for one in tensors}
-            if "empty" in name or any(one.untyped_storage()._cdata in given for one in results):
+            given = {*map(_key, tensors)}
+            if "empty" in name or any(_key(one) in given for one in results):
                 moved = []
         number_format = next(iter(dtypes), "")
         backends = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         if number_format == "float32" and backends.allow_tf32:
             number_format = "tf32"
-        self.calls.append(
-            Call(
-                name,
-                [_sizes(one) for one in args],
-                dtypes,
-                [tuple(one.shape) for one in results],
-                [_dtype(one) for one in results],
-                layer,
-                self.phase if node is None else "backward",
-                self.held_bytes,
-                self.crossing,
-                sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in moved),
-                number_format,
-            )
+        named = zip((one.name for one in func._schema.arguments), args, strict=False)
+        call = Call(
+            name,
+            [_sizes(one) for one in args],
+            dtypes,
+            [tuple(one.shape) for one in results],
+            copies=self.crossing,
+            nbytes=sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in moved),
+            number_format=number_format,
+            causal=bool({**dict(named), **kwargs}.get("is_causal")),
         )
+        self.calls.append(call)
 
     def wait(self, copies: str = "sync") -> None:
         """Note that the CPU waits for the GPU, for a number or for all its work."""
@@ -299,11 +277,11 @@ class Emulation(TorchDispatchMode):
             pass
         if self.observes:
             name = "aten::_local_scalar_dense" if copies == "DtoH" else "cudaDeviceSynchronize"
-            self.calls.append(Call(name, [()], [], [], [], copies=copies, nbytes=8))
+            self.calls.append(Call(name, [()], [], [], copies=copies, nbytes=8))
 
     def _value(self, tensor: Tensor, on_gpu: bool) -> bool | int | float:  # noqa: FBT001
         """Return a plausible number where the program reads one."""
-        known = self.known.get(tensor.untyped_storage()._cdata)
+        known = self.known.get(_key(tensor))
         if known is not None:
             return known
         constant = getattr(tensor, "constant", tensor)
@@ -338,12 +316,13 @@ def _gradients_meet(node: Any, tensors: list[Tensor]) -> bool:
     )
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for one in values:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
+def _tensors(values: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def _key(tensor: Tensor) -> int:
+    """Return what tells the storage of a tensor from others."""
+    return tensor.untyped_storage()._cdata
 
 
 def _convolution_workspace(args: tuple[Any, ...], results: list[Tensor], name: str) -> int:
@@ -384,49 +363,30 @@ def emulated(device: str) -> Iterator[Emulation]:
         with emulated("h100") as gpu:
             block = Block().to("cuda")
             x = torch.randn(8, 1024, device="cuda")
-            calls = observed(gpu, lambda: block(x).sum().backward(), block)
+            calls = observed(gpu, lambda: block(x).sum().backward())
     """
     gpu = Emulation(find_device(device))
     with ExitStack() as stack:
         replace(gpu, stack)
-        for hook in (
-            register_optimizer_step_pre_hook(lambda *_: setattr(gpu, "phase", "optimizer")),
-            register_optimizer_step_post_hook(lambda *_: setattr(gpu, "phase", "forward")),
-        ):
-            stack.callback(hook.remove)
-        stack.enter_context(gpu.fake)
-        stack.enter_context(gpu)
-        yield gpu
+        with gpu.fake, gpu:
+            yield gpu
 
 
-def observed(
-    gpu: Emulation, function: Callable[[], Any], root: nn.Module | None = None
-) -> list[Call]:
-    """Return what a function runs on the emulated GPU; layers are those of `root`."""
-    gpu.calls, gpu.memory, hooks = [], [], []
-
-    def leave(*_: Any) -> None:
-        gpu.layers.pop()
-
-    for name, module in root.named_modules() if root is not None else ():
-        enter = functools.partial(lambda name, *_: gpu.layers.append(name), name)
-        hooks.append(module.register_forward_pre_hook(enter))
-        hooks.append(module.register_forward_hook(leave, always_call=True))
+def observed(gpu: Emulation, function: Callable[[], Any]) -> list[Call]:
+    """Return what a function runs on the emulated GPU."""
+    gpu.calls, gpu.memory = [], []
     gpu.observed = True
     try:
         function()
     finally:
         gpu.observed = False
-        for hook in hooks:
-            hook.remove()
     return gpu.calls
 
 
 def emulate_script(device: str, cpu: str) -> None:
     """Emulate a GPU for the rest of this process."""
-    warnings.filterwarnings(
-        "ignore", message="Accessing the data pointer of FakeTensor"
-    )  # torch's own
+    torchs_own = "Accessing the data pointer of FakeTensor"
+    warnings.filterwarnings("ignore", message=torchs_own)
     whole = emulated(device)
     SCRIPT[:] = whole.__enter__(), cpu
     atexit.register(whole.__exit__, None, None, None)

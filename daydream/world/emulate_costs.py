@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import cache
 from math import ceil, hypot, prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import convert
 
 from daydream.costs.device.measured_tables import measured_ns
 from daydream.costs.devices import Device, find_device
@@ -20,6 +21,7 @@ from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.operator import shapes_work
 from daydream.trace.schema import ITEM_BYTES
 from daydream.world.emulate import Call
+from daydream.world.emulate_torch import HOPPER
 
 FLOOR_NS = 1_400  # of a kernel without work, where the device table has no figure
 SPLIT = 256  # of what a product sums, a part for a block of its own
@@ -28,7 +30,6 @@ TILE = 128  # rows and columns of a result that a block of a product has
 # block of queries costs whatever its length: from the middle of public tables of A100, H100, H200, B200 and L40S by
 # length (aiconfigurator 0.12.0, heads of 64 and 128). Exponentials run beside products from Hopper on.
 EXPONENTIALS, A_BLOCK_NS = 16 * 1.7, 4_000
-HOPPER = 9.0
 RNN_STATE = 4  # the argument of cuDNN's recurrent operators with states: layers, batch, width
 WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
@@ -57,47 +58,48 @@ def learned() -> dict[str, Learned]:
     """Return the rows of `emulate.tsv` by operator (`mm`), its family (`matmul`) and `` for all others."""
     text = Path(__file__).with_name("emulate.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()[1:]]
-    return {row[0]: Learned(int(row[1]), float(row[2]), float(row[3]), row[4]) for row in rows}
+    return {name: convert(row, Learned, strict=False) for name, *row, _ in rows}
 
 
 def kernels_of(call: Call, device: Device) -> list[Kernel]:
     """Return what a call runs on the device; nothing for a view."""
-    if call.copies == "sync":
+    if call.copies == "sync" or not (call.copies or call.nbytes):
         return []
     if call.copies:
-        return [
-            Kernel(
-                "memcpy", f"Memcpy {call.copies}", round(FLOOR_NS + call.nbytes / 2 / device.pcie)
-            )
-        ]
-    if not call.nbytes:
-        return []
+        took = round(FLOOR_NS + call.nbytes / 2 / device.pcie)
+        return [Kernel("memcpy", f"Memcpy {call.copies}", took)]
     name = bare_name(call.name)
     row = _row(call)
     measured = measured_call_ns(call, device)
     total = roofline_ns(call, device, row) if measured is None else measured
-    number = call.number_format
-    kernel = f"{row.name}_{number}" if operator(name).is_matrix else f"{row.name}<{name}>"
+    kernel = f"{row.name}<{name}>"
+    if operator(name).is_matrix:
+        kernel = f"{row.name}_{call.number_format}"
     one = max(round(total / row.kernels), 1)
     return [Kernel("kernel", kernel, one, measured is not None)] * row.kernels
 
 
 def number_format(call: Call) -> str:
     """Return in which format a call computes; `depthwise` for a convolution whose channels do not mix."""
-    weight = call.arguments[2 if "backward" in call.name else 1 :][:1]
-    alone = bool(weight) and len(weight[0]) > 3 and weight[0][1] == 1 and "conv" in call.name
-    return "depthwise" if alone else call.number_format
+    if "conv" in call.name:
+        weight = call.arguments[2 if "backward" in call.name else 1]
+        if len(weight) > 3 and weight[1] == 1:
+            return "depthwise"
+    return call.number_format
 
 
 def _row(call: Call) -> Learned:
-    name, number = bare_name(call.name), number_format(call)
-    rows, family = learned(), operator(name).family
-    keys = [f"{name} {number}", name, f"{family} {number}", family, ""]
-    row = next((rows[key] for key in keys if key in rows), Learned())
+    name = bare_name(call.name)
+    number = number_format(call)
+    family = operator(name).family
+    rows = learned()
+    keys = [f"{name} {number}", name, f"{family} {number}", family]
+    row = next((rows[key] for key in keys if key in rows), rows[""])
     if family == "recurrent" and isinstance(states := call.arguments[RNN_STATE], tuple):
         # Each layer and time step is a product and its cell; each layer has some more, backward twice as many.
         layers, batch = states[:2]
-        steps = call.results[0][0] * call.results[0][1] // batch
+        one, other, *_ = call.results[0]
+        steps = one * other // batch
         return row._replace(kernels=layers * (2 * steps + 8 * operator(name).flop))
     return row
 
@@ -107,9 +109,10 @@ def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float
     row = row or _row(call)
     arithmetic, traffic = ideal_ns(call, device)
     arithmetic /= row.of_peak
-    if _is_attention(call):
-        batch, heads, length, width = _queries(call)
-        scores = work(call)[0] / ((10 if "backward" in call.name else 4) * width)
+    if queries := _queries(call):
+        batch, heads, length, width = queries
+        products = 10 if "backward" in call.name else 4
+        scores = work(call)[0] / (products * width)
         exponentials = scores / (EXPONENTIALS * device.units)
         beside = device.capability >= HOPPER
         arithmetic = hypot(arithmetic, exponentials) if beside else arithmetic + exponentials
@@ -118,15 +121,13 @@ def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float
     return row.kernels * floor + max(arithmetic, traffic / row.of_bandwidth)
 
 
-def _is_attention(call: Call) -> bool:
-    """Return whether it is one of the fused attentions in 16 bits."""
-    fused = operator(bare_name(call.name)).family == "attention" and len(_queries(call)) == 4
-    return fused and call.number_format.endswith("float16")
-
-
 def _queries(call: Call) -> tuple[int, ...]:
-    """Return the sizes of an attention's queries: batch, heads, length, width."""
-    return call.arguments["backward" in call.name]  # type: ignore[return-value]
+    """Return the sizes of queries of a fused attention in 16 bits: batch, heads, length, width; () for others."""
+    if operator(bare_name(call.name)).family != "attention":
+        return ()
+    queries = tuple(call.arguments["backward" in call.name])
+    sixteen = call.number_format.endswith("float16")
+    return queries if sixteen and len(queries) == 4 else ()  # type: ignore[return-value]
 
 
 def ideal_ns(call: Call, device: Device) -> tuple[float, float]:
@@ -142,7 +143,9 @@ def measured_call_ns(call: Call, device: Device) -> float | None:
     Attention was measured causal and forward: without the mask, or backward, it takes as much longer as its
     FLOP and its part of the peak say. Of the three products of experts one takes a third.
     """
-    name, number, times = bare_name(call.name), call.number_format, 1.0
+    name = bare_name(call.name)
+    number = call.number_format
+    times = 1.0
     family = operator(name).family
     if not device.tables or not call.results or number in ("float32", "tf32"):
         return None
@@ -150,13 +153,16 @@ def measured_call_ns(call: Call, device: Device) -> float | None:
     if family == "matmul":
         operation, sizes = "gemm", (*result, _inner(call))
         if name == "_grouped_mm":
-            left, right = np.array(call.arguments[0]), np.array(call.arguments[1])
-            tokens, (experts, *matrix) = (left[1], result) if len(result) == 3 else (left[0], right)
-            operation, sizes, times = "moe", (int(tokens), *matrix, 1, experts), 1 / 3
+            given: Any = call.arguments
+            left, right = given[:2]
+            grouped = len(result) == 3
+            experts, *matrix = result if grouped else right
+            operation, times = "moe", 1 / 3
+            sizes = (left[grouped], *matrix, 1, experts)
         elif len(result) != 2:
             return None
-    elif _is_attention(call):
-        batch, heads, length, width = _queries(call)
+    elif queries := _queries(call):
+        batch, heads, length, width = queries
         blocks = ceil(length / TILE)
         causal = 2 * batch * heads * length**2 * width * (blocks + 1) / blocks
         operation, sizes = "attention", (batch, length, heads, heads, width)
@@ -175,20 +181,19 @@ def _known_ns(gpu: str, operation: str, number: str, sizes: tuple[int, ...]) -> 
 
 def work(call: Call) -> tuple[int, int]:
     """Return FLOP and bytes of a call."""
-    name = bare_name(call.name)
-    family = operator(name).family
-    nbytes = call.nbytes
-    size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
+    flop, nbytes = 0, call.nbytes
     amount = shapes_work(call.name, call.arguments, next(iter(call.results), None))
-    if amount is not None and family in BY_FORMULA:
-        nbytes = amount.nbytes(size) or nbytes
-    if name in WRITES_ONLY or call.name.rpartition("::")[2] in WRITES_ONLY:
+    if amount is not None:
+        flop = amount.flop or 0
+        if operator(bare_name(call.name)).family in BY_FORMULA:
+            size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
+            nbytes = amount.nbytes(size) or nbytes
+        if call.causal and amount.sizes:
+            # Of its blocks of queries and keys those above the diagonal are left out.
+            blocks = -(-amount.sizes[1] // TILE)
+            flop = flop * (blocks + 1) // (2 * blocks)
+    if call.name.rpartition("::")[2] in WRITES_ONLY:
         nbytes //= 2
-    flop = (amount.flop or 0) if amount is not None else 0
-    if call.causal and amount is not None and amount.sizes:
-        # Of its blocks of queries and keys those above the diagonal are left out.
-        blocks = -(-amount.sizes[1] // TILE)
-        flop = flop * (blocks + 1) // (2 * blocks)
     return flop, nbytes
 
 
@@ -205,5 +210,5 @@ def filled(call: Call, device: Device) -> float:
 
 def _inner(call: Call) -> int:
     """Return over how many elements a product sums."""
-    left = call.arguments[-2 if bare_name(call.name) != "addmm" else 1]
+    left = call.arguments[1 if bare_name(call.name) == "addmm" else -2]
     return left[-1] if isinstance(left, tuple) and left else 1

@@ -7,8 +7,7 @@ gets a time of a clock that a CPU model advances, kernels start when they are la
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,23 +27,13 @@ NOTHING_RAN = (
     "A script for the CPU is recorded as it is: leave --emulate out."
 )
 QUEUE = 1_024  # kernels that are launched and have not begun, at most
-NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes")
-
-
-class Cpu(NamedTuple):
-    """What a CPU takes of rows of a kind, ns: an operator, the Python of a module, of an optimizer; a launch."""
-
-    operator: int
-    module: int
-    range: int
-    launch: int
-
-
+NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes", "pid", "tid")
+# What a CPU takes, ns: of an operator, of the Python of a module and of an optimizer, of a launch.
 CPUS = {
     # To steps of MobileNet on an H100 and a small GPT on an H200 whose CPUs launched too slowly.
-    "slow": Cpu(6_000, 60_000, 4_000, 6_000),
-    "typical": Cpu(3_000, 25_000, 2_000, 4_500),
-    "fast": Cpu(1_500, 10_000, 1_000, 2_500),
+    "slow": {"operator": 6_000, "module": 60_000, "annotation": 4_000, "launch": 6_000},
+    "typical": {"operator": 3_000, "module": 25_000, "annotation": 2_000, "launch": 4_500},
+    "fast": {"operator": 1_500, "module": 10_000, "annotation": 1_000, "launch": 2_500},
 }
 
 
@@ -52,57 +41,65 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
     if not gpu.calls:
         raise DaydreamError(NOTHING_RAN)
-    clock = _Clock(gpu, CPUS[cpu])
     ours = recording.whose_name(lambda name: name == MODE)
-    keep = ~recording.is_kind("blocked") & ~ours
-    recording.columns = {name: column[keep] for name, column in recording.columns.items()}
+    _keep(recording, ~recording.is_kind("blocked") & ~ours)
+    count = len(recording)
     start = np.asarray(recording["start_ns"], np.int64)
-    end = start + recording["duration_ns"]
-    rows = np.arange(len(start))
+    lengths = np.asarray(recording["duration_ns"], np.int64)
+    rows = np.arange(count)
     kinds = recording.texts_of("kind", rows)
     called = recording.named(CALL, "annotation")
+    calls = rows[called].tolist()
+    names = recording.texts_of("name", calls)
     numbers = {
-        row: int(str(name).rpartition(" ")[2])
-        for row, name in zip(
-            rows[called].tolist(), recording.texts_of("name", rows[called]), strict=True
-        )
+        row: int(str(name).rpartition(" ")[2]) for row, name in zip(calls, names, strict=True)
     }
-    new = np.zeros((2, len(start)), np.int64)
-    times = np.concatenate([start, end])
-    inner_first = np.concatenate([rows, -rows])
-    order = np.lexsort([inner_first, np.repeat([1, 0], len(rows)), times])
-    known: list[tuple[int, int]] = []
+    first = calls[0] if calls else 0
+    place = {name: int(recording[name][first]) for name in ("pid", "tid")}
+    clock = _Clock(gpu, CPUS[cpu], place)
+    # Begins, then ends; of those at one time ends come first, inner ones before outer ones.
+    times = np.concatenate([start, start + lengths])
+    order = np.lexsort([np.concatenate([rows, -rows]), np.arange(2 * count) < count, times])
+    new = np.zeros(2 * count, np.int64)
     around: list[int] = []  # operators that run
     operator_of: dict[int, Call] = {}
-    lengths = end - start
     for at in order.tolist():
-        row, ends = at % len(rows), at >= len(rows)
-        if ends and not lengths[row]:
+        row = at % count
+        spans = lengths[row] > 0
+        operates = spans and kinds[row] == "operator"
+        if at >= count:
+            if operates:
+                around.pop()
+            if spans:
+                new[at] = clock.now
             continue
-        if kinds[row] == "operator" and lengths[row]:
-            around[:] = around[:-1] if ends else [*around, row]
-        if not ends:
-            clock.begin(kinds[row] or "", numbers.get(row))
-            if row in numbers and around:
-                operator_of[around[-1]] = gpu.calls[numbers[row]]
-        new[int(ends), row] = clock.now
-        if not lengths[row]:
-            new[1, row] = clock.now
-        known.append((int(times[at]), clock.now))
-    recording.columns["start_ns"] = new[0]
-    recording.columns["duration_ns"] = new[1] - new[0]
+        if operates:
+            around.append(row)
+        number = numbers.get(row)
+        if number is None:
+            clock.now += clock.cpu.get(kinds[row] or "", 0)
+        else:
+            clock.call(number)
+            if around:
+                operator_of[around[-1]] = gpu.calls[number]
+        new[at] = new[at + count] = clock.now
+    recording.columns["start_ns"] = new[:count]
+    recording.columns["duration_ns"] = new[count:] - new[:count]
     _name(recording, operator_of)
-    first = int(rows[called][0]) if called.any() else 0
-    place = {name: int(recording[name][first]) for name in ("pid", "tid")}
-    recording.columns = {name: column[~called] for name, column in recording.columns.items()}
-    _append(recording, clock.rows, place)
-    recording.memory = clock.memory(**place)
+    _keep(recording, ~called)
+    _append(recording, clock.rows)
+    recording.memory = clock.memory()
     _tell(recording, gpu, cpu, clock.measured_ns / max(clock.busy_ns, 1))
-    olds = [old for old, _ in known]
+    olds, news = times[order], new[order]
+    after = np.searchsorted(olds, [at for _, at in markers], side="right")
     return [
-        (number, known[max(bisect_right(olds, at) - 1, 0)][1] if known else 0)
-        for number, at in markers
+        (number, int(news[max(at - 1, 0)]) if count else 0)
+        for (number, _), at in zip(markers, after.tolist(), strict=True)
     ]
+
+
+def _keep(recording: Any, kept: np.ndarray) -> None:
+    recording.columns = {name: column[kept] for name, column in recording.columns.items()}
 
 
 def _name(recording: Any, operator_of: dict[int, Call]) -> None:
@@ -126,8 +123,12 @@ def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
             "multiprocessors": device.units,
         }
     ]
-    facts = {"read": gpu.read, "compiled": gpu.compiled}
-    recording.metadata["emulated"] = {"device": device.name, "cpu": cpu, **facts}
+    recording.metadata["emulated"] = {
+        "device": device.name,
+        "cpu": cpu,
+        "read": gpu.read,
+        "compiled": gpu.compiled,
+    }
     recording.note(
         f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a "
         f"model of the GPU says, launches what one of a {cpu} CPU says, Python outside layers and "
@@ -144,26 +145,19 @@ def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
 class _Clock:
     """The CPU's time and the GPU's, and the rows of what is launched."""
 
-    def __init__(self, gpu: Emulation, cpu: Cpu) -> None:
-        self.gpu, self.cpu = gpu, cpu
+    def __init__(self, gpu: Emulation, cpu: dict[str, int], place: dict[str, int]) -> None:
+        self.gpu = gpu
+        self.cpu = cpu
+        self.place = place
         self.now = self.free = self.busy_ns = self.measured_ns = 0
         self.rows: list[dict[str, Any]] = []
         self.begun: list[int] = []  # when kernels begin
         self.at: dict[int, int] = {}  # when calls begin
 
-    def begin(self, kind: str, number: int | None) -> None:
-        """Take in that a row begins."""
-        if number is not None:
-            self.call(number, self.gpu.calls[number])
-        elif kind == "operator":
-            self.now += self.cpu.operator
-        elif kind == "module":
-            self.now += self.cpu.module
-        else:
-            self.now += self.cpu.range if kind == "annotation" else 0
-
-    def call(self, number: int, call: Call) -> None:
+    def call(self, number: int) -> None:
         """Launch what a call runs; wait for a copy to the CPU."""
+        call = self.gpu.calls[number]
+        took = self.cpu["launch"]
         self.at[number] = self.now
         for kernel in kernels_of(call, self.gpu.device):
             if len(self.begun) >= QUEUE:
@@ -173,19 +167,19 @@ class _Clock:
             self.busy_ns += kernel.duration_ns
             self.measured_ns += kernel.duration_ns * kernel.measured
             self.begun.append(begin)
-            copies = kernel.kind == "memcpy"
-            launch = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
-            number = len(self.begun)
-            self.add("runtime", launch, self.now, self.cpu.launch, correlation=number)
-            row = {"correlation": number, "device": 0, "stream": STREAM}
-            row |= {"bytes": call.nbytes // 2} if copies else {}
-            dtype = next(iter(call.dtypes), None)
-            self.add(kernel.kind, kernel.name, begin, kernel.duration_ns, **row, dtype=dtype)
-            self.now += self.cpu.launch
+            row = {"correlation": len(self.begun)}
+            launch = "cudaLaunchKernel"
+            on_gpu = {"device": 0, "stream": STREAM, "dtype": next(iter(call.dtypes), None)}
+            if kernel.kind == "memcpy":
+                launch = "cudaMemcpyAsync"
+                on_gpu["bytes"] = call.nbytes // 2
+            self.add("runtime", launch, self.now, took, **row, **self.place)
+            self.add(kernel.kind, kernel.name, begin, kernel.duration_ns, **row, **on_gpu)
+            self.now += took
         if call.copies in ("DtoH", "sync"):
             name = "cudaStreamSynchronize" if call.copies == "DtoH" else "cudaDeviceSynchronize"
             until = max(self.free, self.now)
-            self.add("runtime", name, self.now, until - self.now)
+            self.add("runtime", name, self.now, until - self.now, **self.place)
             self.now = until
 
     def add(self, kind: str, name: str, start: int, duration: int, **others: Any) -> None:
@@ -193,8 +187,8 @@ class _Clock:
         times = {"start_ns": start, "duration_ns": duration}
         self.rows.append({"kind": kind, "name": name, **times, **others})
 
-    def memory(self, **thread: int) -> MemoryEvents | None:
-        """Return what was allocated and freed while calls were noted, on this thread (`pid`, `tid`)."""
+    def memory(self) -> MemoryEvents | None:
+        """Return what was allocated and freed while calls were noted."""
         events = self.gpu.memory
         if not events:
             return None
@@ -202,19 +196,19 @@ class _Clock:
         last = 0
         times = [last := self.at.get(one, last) for one in range(int(number.max()) + 1)]
         held = self.gpu.held_bytes - nbytes.sum() + np.cumsum(nbytes)
+        same = {"device": 0, **self.place}
         return MemoryEvents(
             {
                 "time_ns": np.array(times, np.int64)[number],
-                "device": np.zeros(len(number), np.int64),
                 "address": key,
                 "bytes": nbytes,
                 "allocated_bytes": held,
-                **{name: np.full(len(number), one, np.int64) for name, one in thread.items()},
+                **{name: np.full(len(number), one, np.int64) for name, one in same.items()},
             }
         )
 
 
-def _append(recording: Any, rows: list[dict[str, Any]], place: dict[str, int]) -> None:
+def _append(recording: Any, rows: list[dict[str, Any]]) -> None:
     """Add rows of launches and of the GPU behind the others."""
     before = len(recording)
     for name, column in recording.columns.items():
@@ -227,7 +221,4 @@ def _append(recording: Any, rows: list[dict[str, Any]], place: dict[str, int]) -
     for name in NUMBERS:
         found = np.array([row.get(name, FIELDS[name].null) for row in rows], np.int64)
         recording.set_numbers(name, there, found)
-    on_cpu = there[np.array([row["kind"] == "runtime" for row in rows], bool)]
-    for name, number in place.items():
-        recording.set_numbers(name, on_cpu, np.full(len(on_cpu), number))
     vars(recording).pop("threads", None)

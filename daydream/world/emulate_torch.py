@@ -54,18 +54,18 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
     stack.callback(library._destroy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that operators are replaced
-        attend = functools.partial(_attend, gpu.device)
-        for name, function in {
-            "scaled_dot_product_attention": attend,
+        functions = {
+            "scaled_dot_product_attention": functools.partial(_attend, gpu.device),
             "dropout": _drop,
             "linear": _linear,
-        }.items():
-            library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
+            "_cudnn_rnn": _cudnn,
+            "_cudnn_rnn_backward": _cudnn_backward,
+        }
         for mode, name in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru")):
-            recur = functools.partial(_recur, mode)
-            library.impl(f"{name}.input", recur, "CompositeImplicitAutograd", allow_override=True)
-        for name, function in (("_cudnn_rnn", _cudnn), ("_cudnn_rnn_backward", _cudnn_backward)):
-            library.impl(name, function, "Meta", allow_override=True)
+            functions[f"{name}.input"] = functools.partial(_recur, mode)
+        for name, function in functions.items():
+            key = "Meta" if "cudnn" in name else "CompositeImplicitAutograd"
+            library.impl(name, function, key, allow_override=True)
         _replace_autocast(library, stack)
 
 
@@ -81,7 +81,9 @@ def _put(stack: ExitStack, owner: Any, **functions: Any) -> None:
 
 def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     """Let tensors say where they are, and go where they are sent."""
-    own_device, own_to, own_copy = vars(FakeTensor)["device"].fget, Tensor.to, Tensor.__deepcopy__
+    own_device = vars(FakeTensor)["device"].fget
+    own_to = Tensor.to
+    own_copy = Tensor.__deepcopy__
 
     def device_of(tensor: FakeTensor) -> torch.device:
         if gpu.inside or gpu.fake.in_kernel_invocation:
@@ -156,27 +158,26 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
         pin_memory=lambda tensor, *_: tensor,
         record_stream=lambda *_: None,
     )
-    _put(stack, torch, tensor=on_device(torch.tensor), as_tensor=on_device(torch.as_tensor))
-    _put(stack, torch, save=functools.partial(_save, gpu), compile=functools.partial(_compile, gpu))
+    _put(
+        stack,
+        torch,
+        tensor=on_device(torch.tensor),
+        as_tensor=on_device(torch.as_tensor),
+        save=functools.partial(_leave_out, gpu, "torch.save wrote nothing"),
+        compile=functools.partial(_compile, gpu),
+    )
     _put(stack, nn.Module, compile=lambda *_, **__: _compile(gpu))
 
 
-def _save(gpu: Emulation, *_: Any, **__: Any) -> None:
-    """Write nothing, and keep the file that there may be: the tensors have no values."""
-    gpu.left_out["torch.save wrote nothing"] = None
-
-
-def _keep_buckets(gpu: Emulation) -> bool:
-    """Keep DDP's buckets, which torch makes anew after the first step."""
-    gpu.left_out["DDP's buckets stay those of its first step, by the order of the parameters"] = (
-        None
-    )
+def _leave_out(gpu: Emulation, what: str, *_: Any, **__: Any) -> bool:
+    """Do nothing but say so: files that there may be stay, as do the buckets that DDP has."""
+    gpu.left_out[what] = None
     return False
 
 
 def _compile(gpu: Emulation, model: Any = None, **_: Any) -> Any:
     """Return what was to be compiled as it is."""
-    gpu.left_out["torch.compile was left out, and the program ran as without it"] = None
+    _leave_out(gpu, "torch.compile was left out, and the program ran as without it")
     gpu.compiled = True
     return (lambda function: function) if model is None else model
 
@@ -230,7 +231,8 @@ def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
         return found
 
     mesh = device_mesh.DeviceMesh
-    own_batches, own_resize = DataLoader.__iter__, torch.UntypedStorage.resize_
+    own_batches = DataLoader.__iter__
+    own_resize = torch.UntypedStorage.resize_
     for name in ("__init__", "__getitem__", "_flatten", "_concatenate"):
         _put(stack, mesh, **{name: outside(getattr(mesh, name))})
     for module in (distributed, device_mesh):
@@ -239,7 +241,8 @@ def _replace_with_values(gpu: Emulation, stack: ExitStack) -> None:
     # What DDP does in memory: comparing sizes of parameters between ranks, telling ranks the order of gradients.
     _put(stack, distributed, _verify_params_across_processes=lambda *_: None)
     if distributed.is_available():
-        _put(stack, distributed.Reducer, _rebuild_buckets=lambda _: _keep_buckets(gpu))
+        buckets = "DDP's buckets stay those of its first step, by the order of the parameters"
+        _put(stack, distributed.Reducer, _rebuild_buckets=lambda _: _leave_out(gpu, buckets))
     _put(stack, torch.UntypedStorage, resize_=resize)
 
 
@@ -284,14 +287,17 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
         "current_stream": Stub(),
         "default_stream": Stub(),
     }
-    for name, found in constants.items():
-        _put(stack, torch.cuda, **{name: functools.partial(lambda found, *_, **__: found, found)})
+    functions: dict[str, Callable[..., Any]] = {
+        name: functools.partial(lambda found, *_, **__: found, found)
+        for name, found in constants.items()
+    }
+    functions["reset_peak_memory_stats"] = lambda *_: gpu.forget_peak()
+    functions["synchronize"] = lambda *_: gpu.wait()
     for name in ("memory_allocated", "memory_reserved"):
-        _put(stack, torch.cuda, **{name: lambda *_: gpu.held_bytes})
-        _put(stack, torch.cuda, **{f"max_{name}": lambda *_: gpu.peak_bytes})
-    _put(stack, torch.cuda, reset_peak_memory_stats=lambda *_: gpu.forget_peak())
+        functions[name] = lambda *_: gpu.held_bytes
+        functions[f"max_{name}"] = lambda *_: gpu.peak_bytes
+    _put(stack, torch.cuda, **functions, Event=Stub, Stream=Stub)
     _put(stack, torch.backends.cudnn, is_acceptable=lambda _: False)  # who asks would call it
-    _put(stack, torch.cuda, Event=Stub, Stream=Stub, synchronize=lambda *_: gpu.wait())
 
 
 def _attend(
@@ -311,32 +317,26 @@ def _attend(
     memory-efficient one; with a mask that learns, none of them.
     """
     aten = torch.ops.aten
+    form = aten._scaled_dot_product_flash_attention
+    given: tuple[Any, ...] = ()
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
-    learns = query.requires_grad
     if query.dim() != 4 or (mask is not None and mask.requires_grad) or query.shape[-1] % 4:
-        found = aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout, is_causal, scale=scale
-        )
+        form = aten._scaled_dot_product_attention_math
+        given = (mask,)
     elif query.dtype == torch.float32 or mask is not None:
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
         if mask is not None:
             mask = mask.expand(*query.shape[:-1], key.shape[-2])
-        found = aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, learns, dropout, is_causal, scale=scale
-        )
+        form = aten._scaled_dot_product_efficient_attention
+        given = mask, query.requires_grad
     elif device.capability >= HOPPER and query.shape[-1] <= 256:
-        found = aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, learns, dropout, is_causal, scale=scale
-        )
-    else:
-        found = aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout, is_causal, scale=scale
-        )
-    result: Tensor = found[0]
-    return result
+        form = aten._scaled_dot_product_cudnn_attention
+        given = None, query.requires_grad
+    found: Tensor = form(query, key, value, *given, dropout, is_causal, scale=scale)[0]
+    return found
 
 
 def _drop(x: Tensor, p: float, train: bool) -> Tensor:  # noqa: FBT001 - torch's own arguments
@@ -363,7 +363,7 @@ def _recur(
 ) -> tuple[Tensor, ...]:
     """Return what a recurrent layer gives, as cuDNN's one operator: its result and the last states."""
     _, layers, dropout, train, both, batch_first = how
-    hidden, cell = (state[0], state[1]) if mode == LSTM else (state, None)
+    hidden, cell = state if mode == LSTM else (state, None)
     width = (hidden if cell is None else cell).shape[2]
     projected = 0 if hidden.shape[2] == width else hidden.shape[2]
     stride = len(weights) // (layers * (2 if both else 1))
@@ -381,7 +381,9 @@ def _cudnn(*args: Any) -> tuple[Tensor, ...]:
     the next.
     """
     found = sys.modules["torch._meta_registrations"]._cudnn_rnn(*args)
-    x, (mode, width, _, layers), (train, both) = args[0], args[6:10], args[12:14]
+    x = args[0]
+    mode, width, _, layers = args[6:10]
+    train, both = args[12:14]
     gates = {LSTM: 5, GRU: 4}.get(mode, 1)
     kept = x[..., 0].numel() * (2 if both else 1) * (layers * gates + layers - 1) * width
     return (
@@ -409,7 +411,8 @@ def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
     """Let autocast cast by CUDA's lists (column `autocast_gpu` of the operator table), in the CPU's place."""
     without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     parameters: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
-    own_init, own_clear = torch.autocast.__init__, torch.clear_autocast_cache
+    own_init = torch.autocast.__init__
+    own_clear = torch.clear_autocast_cache
     own_dtype = torch.get_autocast_dtype
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -458,7 +461,8 @@ def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
     _put(stack, torch, clear_autocast_cache=clear, **answers)
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in torch._C._dispatch_get_all_op_names():
-        here, there = has(name, "AutocastCPU"), has(name, "AutocastCUDA")
+        here = has(name, "AutocastCPU")
+        there = has(name, "AutocastCUDA")
         of_cudnn = name == "aten::_cudnn_rnn"  # in builds with cuDNN by a function of its own
         if name.startswith("aten::") and (here or there or of_cudnn):
             bare, _, overload = name.removeprefix("aten::").partition(".")

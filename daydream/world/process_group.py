@@ -8,7 +8,6 @@ Each call and each wait is a range of the profiler, with the number of its colle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -48,12 +47,18 @@ class Asked(Struct):
 
 
 ASKED: list[Asked] = []  # by their numbers, since the script began
-# Entered with each collective that is asked for, while its values move.
-HEARD: list[Callable[[Asked], AbstractContextManager[None]]] = []
-WAITED: list[
-    Callable[[int], None]
-] = []  # called with the number of each collective that is waited for
 GROUPS: dict[str, tuple[list[int], str]] = {}  # name: ranks in the whole world, description
+
+
+def move(asked: Asked, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Move the values of a collective: copy second tensors of the pairs into first ones."""
+    del asked  # for who puts another function here
+    _enable_record_function(False)
+    try:
+        for to, of in pairs:
+            to.copy_(of)
+    finally:
+        _enable_record_function(True)
 
 
 class Done(dist.Work):
@@ -68,8 +73,6 @@ class Done(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Note the wait."""
         del timeout
-        for note in WAITED:
-            note(self._number)
         with torch.profiler.record_function(WAIT.format(self._number)):
             return True
 
@@ -101,8 +104,7 @@ def _leaves(operation: str) -> Callable[..., Done]:
     """Return a method of a group that leaves tensors as they are."""
 
     def ask(group: FakeGroup, tensors: list[Tensor], options: Any = None) -> Done:
-        root = getattr(options, "rootRank", -1)
-        return group._answer(operation, tensors, options=options, peer=root)
+        return group._answer(operation, tensors, options=options)
 
     return ask
 
@@ -153,6 +155,7 @@ class FakeGroup(dist.ProcessGroup):
             raise DaydreamError(
                 "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
+        peer = getattr(options, "rootRank", peer)
         ranks = dist.get_process_group_ranks(self)
         GROUPS[self._name] = ranks, self._description
         asked = Asked(
@@ -166,25 +169,9 @@ class FakeGroup(dist.ProcessGroup):
         )
         number = len(ASKED)
         ASKED.append(asked)
-        with torch.profiler.record_function(CALL.format(operation, number)), ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            for hear in HEARD:
-                stack.enter_context(hear(asked))
-            _enable_record_function(False)
-            try:
-                for to, of in pairs:
-                    to.copy_(of)
-            finally:
-                _enable_record_function(True)
+        with torch.profiler.record_function(CALL.format(operation, number)), torch.no_grad():
+            move(asked, pairs)
         return Done(number, result if result is not None else list(put_in), peer)
-
-    def _copies(self, output: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pair that gives this rank's part as everybody's."""
-        return output.view(self._size, -1), own.reshape(1, -1).expand(self._size, -1)
-
-    def _part(self, output: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pair that gives this rank's part of what it put in."""
-        return output.view(-1), whole.reshape(self._size, -1)[self._rank]
 
     allreduce = allreduce_coalesced = _leaves("all_reduce")
     broadcast = _leaves("broadcast")
@@ -205,7 +192,10 @@ class FakeGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], own: list[Tensor], options: Any = None
     ) -> Done:
         """Give copies of this rank's tensors."""
-        pairs = list(map(self._copies, outputs, own))
+        pairs = [
+            (to.view(self._size, -1), of.reshape(1, -1).expand(self._size, -1))
+            for to, of in zip(outputs, own, strict=True)
+        ]
         return self._answer("all_gather", own, pairs, options=options, result=outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -228,7 +218,10 @@ class FakeGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None
     ) -> Done:
         """Give this rank's part of what it put in."""
-        pairs = list(map(self._part, outputs, put_in))
+        pairs = [
+            (to.view(-1), of.reshape(self._size, -1)[self._rank])
+            for to, of in zip(outputs, put_in, strict=True)
+        ]
         return self._answer("reduce_scatter", put_in, pairs, options=options, result=outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -252,24 +245,19 @@ class FakeGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None) -> Done:
         """Give back what this rank put in, where the sizes are equal."""
-        pairs = [
-            (to, of) for to, of in zip(outputs, put_in, strict=True) if to.numel() == of.numel()
-        ]
+        both = zip(outputs, put_in, strict=True)
+        pairs = [(to, of) for to, of in both if to.numel() == of.numel()]
         return self._answer("all_to_all", put_in, pairs, options=options, result=outputs)
 
     def gather(self, outputs: list[list[Tensor]], own: list[Tensor], options: Any) -> Done:
         """Give the root copies of this rank's tensor."""
         pairs = [(to, own[0]) for some in outputs for to in some]
-        return self._answer(
-            "gather", own, pairs, options=options, peer=options.rootRank, result=outputs
-        )
+        return self._answer("gather", own, pairs, options=options, result=outputs)
 
     def scatter(self, outputs: list[Tensor], put_in: list[list[Tensor]], options: Any) -> Done:
         """Give the root its part; others keep what they have."""
         pairs = [(to, of[self._rank]) for to, of in zip(outputs, put_in, strict=False) if of]
-        return self._answer(
-            "scatter", outputs, pairs, options=options, peer=options.rootRank, result=outputs
-        )
+        return self._answer("scatter", outputs, pairs, options=options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
         """Send nothing."""

@@ -35,16 +35,14 @@ def record_stages(
     """
     with own_folder("daydream") as folder:
         world = {**recording.fake_world, "stages": str(folder)}
-        done = record(folder / "first.parquet", replace(recording, fake_world=world))
-        if done.path is None:
-            return done
-        traces = [Trace.load(done.path)]
-        for rank in stages_of(traces[0]):
-            of_rank = replace(recording, fake_world={**world, "rank": rank})
-            done = record(folder / f"{rank}.parquet", of_rank)
+        ranks, traces = [world["rank"]], list[Trace]()
+        while ranks:
+            of_rank = replace(recording, fake_world={**world, "rank": ranks[0]})
+            done = record(folder / f"{ranks[0]}.parquet", of_rank)
             if done.path is None:
                 return done
             traces.append(Trace.load(done.path))
+            ranks = ranks[1:] if len(traces) > 1 else stages_of(traces[0])
         joined_stages(traces, join).save(path, force=force)
     return replace(done, path=path)
 

@@ -84,14 +84,16 @@ def judged(case, code, shown, told):
         from daydream.trace.trace import Trace
 
         try:
-            promised(Trace.load("out.parquet"))
+            trace = Trace.load("out.parquet")
+            if not case.kind.startswith("parquet"):  # our own file keeps its rows, which may be none
+                promised(trace)
         except Exception as error:
             return f"damaged output: {error}"
     return "refused" if code else "answered"
 
 
 def promised(trace):
-    """Check what every trace promises, whatever the file was like."""
+    """Check what every importer promises, whatever the file was like."""
     start, duration, parent = (
         np.asarray(trace[name], np.int64) for name in ("start_ns", "duration_ns", "parent")
     )

@@ -177,7 +177,7 @@ def test_blocks_of_an_emulated_model():
     torch = pytest.importorskip("torch", reason="emulation needs torch")
     nn = torch.nn
     from daydream.world.emulate import emulated
-    from daydream.world.parts import recorded_blocks
+    from validation.strategies import recorded_blocks
 
     class Stack(nn.Module):
         def __init__(self) -> None:
