@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daydream.collect.derive.nesting import link_launches, nearest, nest
 from daydream.collect.importers import import_trace
-from daydream.collect.importers.kineto.reader import read_kineto
 from daydream.trace.schema import DEVICE_KINDS
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -152,30 +150,6 @@ def test_odd_traces_are_imported(name):
     trace = imported(f"odd/{name}.json.gz")
     assert len(trace) > 0
     assert trace.metadata["steps"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a100_resnet_ddp_rank0of2", "mi300x_resnet_ddp_checkpoint_rank0of8", "v100_resnet50_loader_workers_0",
-        "h100_bert_small_inference", "a100_particle_transformer_forward_batch8",
-    ],
-)  # fmt: skip
-def test_nesting_and_external_ids_agree_on_every_operator(name):
-    # The profiler's own link, External id, is found again from times alone: by launch and containment.
-    recording = read_kineto(SHARED / "kineto" / f"{name}.json.gz")
-    nesting, launch = nest(recording), link_launches(recording)
-    assert nesting.crossings == 0
-    operator = recording.is_kind("operator")
-    row_of = dict(
-        zip(recording["external_id"][operator].tolist(), np.flatnonzero(operator).tolist(), strict=True)
-    )
-    by_time = nearest(operator, nesting.parent)
-    lines = np.flatnonzero((launch >= 0) & (recording["external_id"] != recording["correlation"]))
-    said = [row_of.get(external, -1) for external in recording["external_id"][lines].tolist()]
-    checked = np.array(said) >= 0
-    assert checked.sum() > 0.9 * len(lines)
-    assert np.array(said)[checked].tolist() == by_time[launch[lines]][checked].tolist()
 
 
 @pytest.mark.parametrize(

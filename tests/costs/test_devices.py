@@ -422,11 +422,6 @@ def test_a_sum_in_16_bits_moves_half_the_bytes():
     assert retimed.duration_ns.tolist() == [2_000 + 298_000 // 2]
 
 
-def test_a_tiny_kernel_stays_at_the_floor():
-    graph = graph_of(*many(SUM_OF_RETIME))
-    assert retime(graph, kernels_of(graph, "tiny"), dtype="float16").duration_ns.max() == 2_000
-
-
 def test_the_same_device_and_factors_of_one_change_nothing():
     graph = graph_of(*many(PRODUCT), SUM_OF_RETIME)
     work = kernels(graph)
@@ -446,16 +441,6 @@ def test_a_small_grid_leaves_room_for_a_larger_batch():
     assert retime(graph, product, flop_factor=4, bytes_factor=4).duration_ns.tolist() == [402_000]
     two_waves = retime(graph, product, flop_factor=5, bytes_factor=5)
     assert two_waves.duration_ns.tolist() == [802_000]
-
-
-def test_an_unknown_kernel_goes_by_its_kind():
-    unknown = Call("my::op", "8", "ampere_sgemm_64x64 302_000, mine 102_000")
-    graph = graph_of(*many(unknown))
-    retimed = retime(graph, kernels_of(graph, "ampere_sgemm_64x64", "mine"), dtype="float16")
-    # A V100's tensor cores compute 125 TFLOP/s, its vector units 15.7.
-    product = LEAST_NS + (302_000 - LEAST_NS) * 15.7 / 125 / KEPT_ON_MATRIX_UNITS
-    assert retimed.duration_ns.tolist() == [round(product), 2_000 + 50_000]
-    assert retimed.coverage == {"ratio": 404_000}
 
 
 # 20 tiles of 128 x 26: 3,277 elements each
@@ -498,13 +483,3 @@ def test_libraries_choose_tiles_of_products_that_fill_the_other_device():
     product = Call("aten::mm", "256x4096 4096x256", [Kernel("one", FLOOR + BODY, grid="20,1,1")])
     arithmetic = V100.peak("float32") / A100.peak("float32")
     assert on_a100(product) == round(FLOOR + BODY * arithmetic)
-
-
-def test_matrix_products_and_other_kernels_are_told_apart():
-    found = shown(
-        lambda place, step: 100.0 * ((1.3 if place < PLACES else 1.05) if (place + step) % 2 == 0 else 1),
-        places=2 * PLACES,
-        name=lambda place, _step: f"volta_sgemm_{place}" if place < PLACES else f"relu_{place}",
-    )
-    assert found.matrix.factor == pytest.approx(1.3, rel=1e-3)
-    assert found.other.factor == pytest.approx(1.05, rel=1e-3)

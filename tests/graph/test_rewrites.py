@@ -172,15 +172,3 @@ def test_a_query_is_a_pandas_expression_on_columns():
             graph.select().query(wrong)
     with pytest.raises(NoMatchError, match="no task matched kind='kernel', 'duration_ns > 99'"):
         kernels(graph).query("duration_ns > 99").scale(2)
-
-
-def test_a_stream_that_waited_for_the_lane_waits_for_what_moved():
-    #  stream 7  |a 20|  record   stream 8 waits, then |k 5|: a moves to copies, k still follows it
-    graph = launched("a 20")
-    record, wait = (int(put(graph, name, "thread 1", 1).ids[0]) for name in ("record", "wait"))
-    put(graph, "k", "stream 8", 5, launch_after=wait)
-    source, target = graph.lane_id("stream 7"), graph.lane_id("stream 8")
-    graph.waits.add(record=record, source=source, wait=wait, target=target, latency_ns=0)
-    assert starts(graph)["k"] == 24
-    named(graph, "a").move("copies")
-    assert starts(graph)["k"] == 24

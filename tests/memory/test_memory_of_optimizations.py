@@ -421,3 +421,21 @@ def test_a_stage_of_a_pipeline_holds_its_own_blocks(trace):
     saved = held.where(kind="activation") & (held["bytes"] > LOSS) & (held["step"] == 1)
     assert {int(r): held["bytes"][saved & (held["rank"] == r)].tolist() for r in (0, 1)} == {0: [64], 1: [32]}
     assert found.after_bytes < found.before_bytes
+
+
+@pytest.mark.parametrize(("operands", "rounded"), [("weights", WEIGHT), ("both", WEIGHT + LAYER)])
+def test_rounded_operands_are_kept_with_a_byte_an_element(trace, operands, rounded):
+    before, after = allocations(trace), edited(trace, "quantize", operands=operands)
+    now, then = (sum(held_when(each, "aten::mse_loss_backward")) for each in (before, after))
+    # x, which the program holds, and a0, which ReLU keeps, are there still
+    assert then - now == 2 * (rounded + rounded // 4)
+    assert sum(held_when(after, "aten::sqrt")) == sum(held_when(before, "aten::sqrt"))
+
+
+def test_a_block_is_made_again_when_the_block_behind_it_is_gone(trace):
+    held = edited(trace, "checkpointing", layers="blocks.*")
+
+    again = held.where(phase="backward", op=r"aten::addmm$", layer="blocks.0*") & (held["step"] == 1)
+    there = held.held_at(held["begin"][again][0]) & (held["begin"] > BEFORE)
+    # x, gx, y0 made again; its state of random numbers and the current one; the loss, g1. Neither a0 nor a1
+    assert sorted(held["bytes"][there].tolist()) == [LOSS, *[LAYER] * 3, WEIGHT, RANDOM, RANDOM]

@@ -256,3 +256,19 @@ def test_other_shapes_are_other_calls():
     graph = predicted("replace", other, op="^aten::gelu$", factor=0.5)
     assert work_of(graph) == {**RECORDED, "aten::gelu": 1_500, "aten::gelu_backward": 2_500}
     assert noted(graph, "which nothing measured")
+
+
+def test_masks_and_rounding_on_a_cpu_go_by_its_own_operators():
+    graph = two_layers()
+    pruning(graph)
+    mask = graph.select(name="mask of weight").duration_ns.tolist()
+    # 3 passes over a weight of 2,097,152 B at the 2 B/ns of operators with a new result, and a small call
+    assert mask == [pytest.approx(3 * 2_097_152 / 2, rel=0.01)]
+    graph = two_layers()
+    quantize(graph, scaling="static", operands="weights")
+    assert graph.select(name="fake quantization").duration_ns.tolist() == [
+        pytest.approx(9 * 524_288 / 2, rel=0.01)
+    ]
+    assert graph.select(name="mask of gradient").duration_ns.tolist() == [
+        pytest.approx(9 * 524_288 / 2, rel=0.01)
+    ]

@@ -19,7 +19,6 @@ from daydream.model import breaks_of
 from daydream.model.compiled_calls import (
     BACKWARD,
     DRAW_NS,
-    FASTEST,
     FORWARD,
     FUSED_LOOP_NS,
     LEAST,
@@ -453,15 +452,6 @@ def test_the_loop_takes_the_drawing_and_not_the_time_that_torch_took():
     assert times["aten::add_"] < 15_000
 
 
-def test_each_layer_that_matches_has_a_graph_forward_and_one_backward():
-    graph = on_device()
-    before = launches(graph)
-    cuda_graphs(graph, layer="blocks.*", launch_us=0.001)
-    one = "cudaGraphLaunch"
-    # blocks.0, blocks.1, head's own 3; head's 3, blocks.1, blocks.0; the update
-    assert launches(graph) == [one, one, *before[6:9], *before[9:12], one, one, before[18]]
-
-
 def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_stay():
     graph = broken(pieces=2, graph_breaks=BREAKS)
     before = makespan(graph)
@@ -512,15 +502,3 @@ def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
     at = {int(task): place for place, task in enumerate(timeline.task)}
     update, transfer = (at[int(some.ids[0])] for some in (graph.select(phase="optimizer"), reduced))
     assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
-
-
-def test_python_and_wrapping_operators_go_and_fixed_costs_come():
-    graph = perceptron()
-    compile_(graph)
-    forward = graph.select(phase="forward")
-    assert forward.gap_ns.tolist() == [0, 0, 0, PYTHON]  # what follows the model's call is not compiled
-    assert forward.duration_ns[1] == 100_000 + LIBRARY_CALL_NS
-    for phase, fixed in (("forward", FORWARD), ("backward", BACKWARD)):
-        own = graph.select(phase=phase).where(name="wrappers")
-        # Nine are updated. No head of an operator takes any time here: it is the fastest of machines.
-        assert own.total("duration_ns") == FASTEST * (fixed.call_ns + 9 * fixed.parameter_ns)

@@ -389,12 +389,3 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
     said = "Products of unknown element type take 50.0% of the kernels' time"
     assert noted(graph, said)
-
-
-def test_no_kernel_of_indices_is_taken_for_a_product_without_units():
-    p = Program()
-    p.op("my::op", "forward", ("attention_mask_kernel", 105_000), dtype="int64")
-    graph = p.graph(devices=A100)
-    gpu(graph, to="v100")  # not refused: longer by the ratio of bandwidths, behind the fixed 5 us
-    longer = find_device("a100-80gb").bandwidth / find_device("v100").bandwidth
-    assert kernel_ns(graph) == [pytest.approx(5_000 + 100_000 * longer, rel=1e-3)]

@@ -20,6 +20,7 @@ from test_model_parallel import transformer
 
 from daydream import Graph, GraphError, NotApplicableError
 from daydream.costs import work
+from daydream.costs.device.call_scaling import link_bandwidth
 from daydream.costs.device.input_sizes import (
     growth_by_grids,
     is_feature_size,
@@ -29,10 +30,9 @@ from daydream.costs.device.input_sizes import (
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
 
+PINNED = "Memcpy HtoD (Pinned -> Device)"
+
 UPDATE = ("update", None, "optimizer")
-
-
-COMPILED = "kineto/mi300x_torch_compile_triton.json.gz"
 
 
 # Sequence length and batch size, by recorded shapes: each answer worked out by hand
@@ -554,9 +554,16 @@ def test_rows_of_a_softmax_tell_the_length_where_nothing_else_works_on_scores(so
     assert growth_by_grids(graph, work).work.tolist() == [2, 2, 2]
 
 
-def test_every_product_of_a_compiled_model_grows_by_its_rows():
-    graph = shared_replay(COMPILED).graph.copy()
-    assert (recorded_batch(graph), recorded_length(graph)) == (8, 4096)
-    products = graph.select(kind="kernel", op=r"^aten::mm$")
-    for old, new, every in ((8, 16, False), (4096, 2048, True)):
-        assert set(growth_of(graph, products, old, new, every=every).flop.tolist()) == {new / old}
+def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
+    p = Program()
+    p.op("aten::copy_", "data", (PINNED, 4 * MIB))
+    p.op("aten::linear", "forward", ("gemm", 1_000), shapes="8x16 32x16 32")
+    p.op("aten::linear", "backward", ("gemm", 1_000), shapes="8x16 32x16 32")
+    for row in p.rows:
+        if row["kind"] == "memcpy":
+            row["bytes"] = 8 * MIB
+    graph = p.graph()
+    batch_size(graph, factor=4)
+    copies = graph.select(kind="memcpy")
+    assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
+    assert link_bandwidth(graph) == pytest.approx(2.0)

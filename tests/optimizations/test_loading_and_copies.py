@@ -245,18 +245,3 @@ def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whol
     predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
     assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
     assert predicted.predicted_high_ns >= 0.999e3 * whole
-
-
-def test_a_pause_that_no_recorded_step_waits_for_sets_no_pace():
-    #  thread  |launch 5| nothing recorded, 60 ms |launch 5|synchronize 30|
-    #  stream           |k 90 ..............................|k 5          |
-    rows = []
-    for at in range(0, 1_000_000, 100_000):
-        rows += launched("k", at, at + 5_000, at + 95_000, at)
-        rows += launched("k", at + 65_000, at + 95_000, at + 100_000, at + 1)
-        rows += [call("cudaDeviceSynchronize", at + 70_000, at + 100_000)]
-    replay = daydream.replay(trace(rows, steps=tuple(range(0, 1_000_001, 100_000))))
-    predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
-    #  then the step takes what the thread does, during whose second launch the second kernel runs
-    assert predicted.predicted_ns == pytest.approx(70e6, rel=0.001)
-    assert predicted.predicted_high_ns < 95e6

@@ -346,30 +346,6 @@ def test_each_gpu_updates_its_own_blocks_and_steps_follow_each_other():
     assert makespan(graph) == 2 * (2 * (20 + 40) + 14)
 
 
-def test_kernels_go_to_streams_of_their_gpu_with_their_launches():
-    #  stream 7         6|tiny tiny F0 F0|   ...
-    #  rank 1 stream 7               | F1 F1 | B1 B1 |  ...
-    graph = transformer(update=90)
-    each = graph.select(kind="kernel", phase=("forward", "backward"))
-    before = len(each)
-    pipeline(graph, stages=2, micro_batches=3, micro_batch="recorded", bandwidth=1.0)
-    work = graph.select(kind="kernel", phase=("forward", "backward"))
-    assert len(work) == len(work.launches()) == 3 * before
-    assert set(work.lane) == {"stream 7", "rank 1 stream 7"}
-    assert set(work.where(layer="blocks.1*").lane) == {"rank 1 stream 7"}
-    assert graph.select(kind="collective").bytes.tolist() == [4 * 8 * 4] * 6  # the norm's input
-    assert kernel_ns(graph, phase="optimizer") == [50, 50]
-    assert not graph.lint()
-    forward, backward, message = 70 + HALVED, 60 + HALVED_BACKWARD, 4 * 8 * 4
-    first = 4 * FLOOR + forward  # rank 0: F0 F1 B0 F2 B1 B2, rank 1: F0 B0 F1 B1 F2 B2
-    b0 = BEGIN + first + message + forward + backward  # the end of B0 on rank 1
-    b1 = b0 + forward + backward
-    f2 = b0 + message + backward + first  # on rank 0, behind B0
-    b2 = max(b1, f2 + message) + forward + backward
-    assert max(f2, b1 + message) + backward < b2 + message
-    assert makespan(graph) == b2 + message + backward + 50
-
-
 def test_a_gpu_has_one_thread_for_both_passes():
     #  main   |F0 10|F1 10|(idle 500)
     #  engine              |B1 20|B0 20|(idle 500)

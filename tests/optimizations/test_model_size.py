@@ -4,12 +4,36 @@ import pytest
 from daydream.optimizations._layers import add_layers, freeze, gradient_parts
 from daydream.optimizations._offload import gist, vdnn
 from daydream.optimizations.checkpointing import checkpointing
+from daydream.optimizations.gradient_accumulation import gradient_accumulation
 from graph.small_graphs import kernels, named, put
 from recorded import Program, does_not_apply, kernel_names, makespan, noted, refuses, thread_and_stream
 from training_programs import times
 
 from daydream import Graph, GraphError, NotApplicableError, simulate
 from daydream.model.gradients import joint_update, trained_parameters
+
+
+def python_ns(graph):
+    checkpointing(graph, layers="a")
+    found: list[int] = graph.select(name="checkpoint in Python").duration_ns.tolist()
+    return found
+
+
+def moving(rows, kernel=None):
+    #  |gelu forward 4|GeluBackward0 4|   on `rows` KiB, which it reads and writes
+    p = Program()
+    launch = () if kernel is None else (("gelu", kernel),)
+    for name, phase in (("aten::gelu", "forward"), ("GeluBackward0", "backward")):
+        row = len(p.rows)
+        p.op(name, phase, *launch, layer="a")
+        p.rows[row].update(shapes=f"[[{rows},256]]", dtype="float32")
+    return p.graph()
+
+
+KIB = 1024
+
+
+HOT = 50_000 + 82_000 + 6_900 + 12_300  # of a block that saves one tensor
 
 TENSOR = 6_900 + 12_300
 
@@ -360,17 +384,6 @@ def test_tensors_are_counted_as_torch_saves_them():
     assert makespan(graph) == whole + 33 + BLOCK + (2 + 1 + 2) * TENSOR
 
 
-def test_every_block_of_every_pass_stops_by_itself():
-    # Two batches are accumulated: forward, backward, forward, backward in one step.
-    p = Program()
-    one_pass(p, [UP, DOWN], [UP, SOFTMAX])
-    one_pass(p, [UP, DOWN], [UP, SOFTMAX], first=5)
-    graph = p.graph()
-    whole = makespan(graph)
-    checkpointing(graph, layers="b.*", python=False)
-    assert makespan(graph) == whole + 2 * (10 + 10 + 160)
-
-
 def test_an_earlier_prefetch_does_not_stall():
     # Both feature maps are asked for when grad 2 begins: the second copy comes while grad 1 runs.
     graph = convolutions()
@@ -390,3 +403,27 @@ def test_a_kernel_as_short_as_any_is_all_fixed_cost():
     assert graph.select(name="^(encode|decode)$").duration_ns.tolist() == [40] * 4
     assert makespan(graph) == 6 + 2 * (40 + 40) + 2 * (40 + 60)
     assert len(graph.select(name="^(encode|decode)$").launches()) == 4
+
+
+def test_python_takes_longer_behind_more_data_up_to_caches_that_hold_nothing_of_it():
+    moved = 2 * 2_000 * KIB
+    forward, backward = python_ns(moving(rows=2_000))
+    cold = round((moved - 250_000) * 0.009)
+    assert (forward, backward) == (50_000 + 6_900 + cold, 82_000 + 12_300 + cold)
+    assert python_ns(moving(rows=100_000)) == [50_000 + 6_900 + 170_000, 82_000 + 12_300 + 110_000]
+
+
+def test_data_on_a_gpu_leaves_the_cpus_caches_as_they_are():
+    assert sum(python_ns(moving(rows=2_000, kernel=500))) == HOT
+
+
+def test_a_repeated_pass_stays_on_its_threads_and_leaves_their_idle_time():
+    #  main    |f 10|              |o 7|
+    #  engine       |b 40|(idle 500 up to the next step)
+    graph = Graph()
+    f = put(graph, "f", "main", 10, phase="forward", step=0)
+    b = put(graph, "b", "engine", 40, gap_ns=500, phase="backward", step=0, after=[f])
+    put(graph, "o", "main", 7, phase="optimizer", step=0, after=[b])
+    gradient_accumulation(graph, batches=3)
+    assert makespan(graph) == 3 * (10 + 40) + 7
+    assert graph.select(phase="backward").lane.tolist() == ["engine"] * 3

@@ -285,14 +285,6 @@ def test_the_table_of_what_classes_take_is_that_of_torch():
         assert set(takes) == {"fused", "foreach"} & set(known), name
 
 
-def test_the_kind_and_the_parameters_come_from_the_run_where_it_describes_them():
-    update = update_of(per_parameter(**ADAM_OF_1000))
-    assert (update.kind, update.tensors, update.elements, update.width) == ("adam", 2, 1000, 4)
-    assert update.bytes_moved() == 28 * 1000
-    assert update.bytes_moved("momentum") == 20 * 1000
-    assert update.python_ns() == 21_000 + 2 * 4_000
-
-
 def test_bandwidths_are_those_of_the_trace():
     graph = thread_and_stream((COPY, 1000, "forward"), ("Memcpy HtoD (Pinned -> Device)", 2**20, "forward"))
     graph.select(kind="memcpy").set(bytes=[2**20, 12 * 2**20])

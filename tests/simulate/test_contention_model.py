@@ -164,13 +164,3 @@ def test_what_was_done_adds_up(graph, kernel, transfer):
         start, end = timeline.start_ns[tasks], timeline.end_ns[tasks]
         done = end - start - (1 - 1 / factor) * covered.within(start, end)
         assert done == pytest.approx(graph.columns["duration_ns"][timeline.task][tasks], abs=1.6)
-
-
-def test_inserted_transfers_are_sized_by_recorded_ones_which_were_overlapped():
-    before = beside(100, 100)
-    split = before.copy()
-    split.select(kind="collective").remove()
-    split.insert("part", kind="collective", lane="stream 8", duration_ns=100)
-    assert spans(split, 1, 2, untouched=before)["part"] == (0, 100)
-    alone = spans(split, 1, 2)
-    assert alone["part"] == (0, 150)  # the first 100 at half speed
