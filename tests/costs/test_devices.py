@@ -416,12 +416,6 @@ def test_of_a_run_that_was_half_overlapped_the_excess_stands_for_that_half():
     assert found.kernel.factor == pytest.approx(2, rel=1e-3)
 
 
-def test_a_sum_in_16_bits_moves_half_the_bytes():
-    graph = graph_of(*many(SUM_OF_RETIME))
-    retimed = retime(graph, kernels_of(graph, "elementwise"), dtype="float16")
-    assert retimed.duration_ns.tolist() == [2_000 + 298_000 // 2]
-
-
 def test_the_same_device_and_factors_of_one_change_nothing():
     graph = graph_of(*many(PRODUCT), SUM_OF_RETIME)
     work = kernels(graph)

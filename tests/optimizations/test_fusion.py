@@ -610,3 +610,13 @@ def test_a_slow_reduction_stays_as_slow():
     graph = with_bandwidth(program)
     fused_norm(graph)
     assert named(graph, "fused norm").duration_ns.tolist() == [FLOOR + 2 * MIB // 16]
+
+
+def test_what_lies_before_the_first_launch_and_behind_the_last_stays():
+    graph = three_kernels()
+    begin = graph.select(name="begin")
+    begin.set(duration_ns=500, gap_ns=70)  # a loader's call
+    graph.tasks(kernels(graph).launches().ids[2:]).set(gap_ns=800)
+    cuda_graphs(graph, launch_us=0.001)
+    thread = graph.select(kind="cpu")
+    assert thread.total("duration_ns") + thread.total("gap_ns") == 500 + 70 + 1 + 800
