@@ -25,7 +25,7 @@ from daydream.costs.contention import measured_contention
 from daydream.costs.device.input_sizes import _Kernels
 from daydream.costs.device.roofline import Change
 from daydream.costs.operators import operator, rows
-from daydream.model.saved_tensors import BEHIND, _when
+from daydream.model.saved_tensors import BEHIND, _count, _when
 
 torch = pytest.importorskip("torch")
 TABLE = Path(daydream.__file__).parent / "costs" / "operators.tsv"
@@ -150,6 +150,36 @@ def test_no_table_is_read_at_a_start():
         "assert not operators.rows.cache_info().currsize + kernel_names._classes.cache_info().currsize"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], tuple[int, ...]]] = {
+    "product": (lambda t, x: t.mm(x, x), (8, 8)),
+    "added product": (lambda t, x: t.addmm(x, x, x), (8, 8)),
+    "convolution": (lambda t, x: t.nn.functional.conv2d(x, x), (4, 4, 3, 3)),
+    "layer norm": (lambda t, x: t.nn.LayerNorm(8)(x), (4, 8)),
+    "batch norm": (lambda t, x: t.nn.BatchNorm2d(4)(x), (2, 4, 8, 8)),
+    "group norm": (lambda t, x: t.nn.GroupNorm(2, 4)(x), (2, 4, 8, 8)),
+    "gelu": (lambda t, x: t.nn.functional.gelu(x), (4, 8)),
+    "relu": (lambda t, x: x.relu(), (4, 8)),
+    "softmax": (lambda t, x: x.softmax(-1), (4, 8)),
+    "pooling": (lambda t, x: t.nn.functional.max_pool2d(x, 2), (2, 4, 8, 8)),
+    "attention": (lambda t, x: t.nn.functional.scaled_dot_product_attention(x, x, x), (1, 2, 8, 16)),
+    "sum": (lambda t, x: x + x, (4, 8)),
+    "transposed": (lambda t, x: x.t(), (4, 8)),
+    "mean": (lambda t, x: x.mean(), (4, 8)),
+    "both": (lambda t, x: x * x.detach().requires_grad_(), (4, 8)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_node_saves_as_many_tensors_as_hooks_see(case):
+    t = torch
+    call, shape = CASES[case]
+    x = t.randn(shape, requires_grad=True)
+    saved = []
+    with t.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        node = call(t, x).grad_fn
+    assert _count(node.name()) == len(saved)
 
 
 LAST: dict[
