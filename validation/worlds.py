@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined, unused-ignore]
 from torch.nn import functional
 
 PARTS, MODELS = ("asked", "waits", "compute"), ("GPT", "MLP", "ConvNeXt")
