@@ -141,7 +141,9 @@ def memory_after(
         ends = [after_bytes, *(peak(changed(held, changes, case)) for case in cases)]
         low = min(ends)
         high = max(ends)
-    if any(not np.array_equal(values, after[name]) for name, values in held.columns.items()):
+    if after is not held and any(
+        not np.array_equal(values, after[name]) for name, values in held.columns.items()
+    ):
         own = round(after_bytes * after.own_error)
         low = max(low - own, 0)
         high = high + own
@@ -207,10 +209,13 @@ def changed(
 def last_whole_step(held: Allocations) -> int:
     """Return the last step whose backward pass was recorded: the profiler loses the end of some recordings.
 
-    What later steps save is seen to be freed late or never, whatever is changed.
+    What later steps save is seen to be freed late or never, whatever is changed. A backward pass was recorded if it
+    allocates at least half as often as that of the step with most; without any every step is whole.
     """
     steps = held["step"][held.where(phase="backward") & (held["step"] >= 0)]
-    counts = np.bincount(steps, minlength=1)
+    if not len(steps):
+        return int(held["step"].max(initial=-1))
+    counts = np.bincount(steps)
     return int(np.flatnonzero(counts * 2 >= counts.max())[-1])
 
 

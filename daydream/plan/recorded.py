@@ -33,7 +33,7 @@ OF_TRACE = (
 )
 NO_GPU = (
     "no GPU ran in this trace, and plans are for GPUs: give the script, which is emulated on one: "
-    "`daydream plan train.py --gpus N --cluster {} --batch N`"
+    "`daydream plan train.py --gpus N --cluster {}`"
 )
 ERROR = 0.05  # of kernels beside transfers, and of blocks that are not alike
 PASSES = ("forward", "loss"), ("backward",)
@@ -90,10 +90,10 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
     graph, trace = replay.graph, replay.graph.recorded
     tasks = graph.select(phase=("forward", "backward"))
     repeated = repeated_blocks(graph)
-    outermost = (
-        {str(layer).partition(".")[0]: None for layer in tasks.layer} if not repeated else {}
-    )
-    families = repeated or [[one for one in outermost if one not in NO_MODULE]]
+    families = repeated
+    if not repeated:
+        outermost = {str(layer).partition(".")[0]: None for layer in tasks.layer}
+        families = [[one for one in outermost if one not in NO_MODULE]]
     longest = max(families, key=lambda one: tasks.group_by(block=one).tasks.total("duration_ns"))
     parts = Parts(longest)
     update_ns, steps = _times(graph, parts, of or Strategy())

@@ -75,7 +75,8 @@ def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]
         table = Table(COLUMNS, [_row(found, *row) for row in rows], name="strategies")
         legend = "N x M: N micro-batches of M samples for each replica"
         shown += [table, Text(legend, aside=True)]
-        shown += [Drawing("", DRAWING.format("".join(_dots(found))))] * verbose
+    if verbose and found.candidates:
+        shown.append(Drawing("", DRAWING.format("".join(_dots(found)))))
     seen = found.seen
     why = sorted(seen.impossible.items(), key=lambda one: -one[1])
     parts = [f"{counted(seen.possible, 'strategy', 'strategies')}: {seen.predicted:,} predicted"]

@@ -139,6 +139,17 @@ def test_a_change_is_judged_in_steps_whose_backward_pass_was_recorded():
     assert (found.before_bytes, found.after_bytes) == (105, 103)
 
 
+def test_without_a_backward_pass_every_step_is_whole():
+    held = table([(100, 0, STEP, "activation"), (120, 2 * STEP, AFTER, "activation")])
+    held["step"][:] = 5, 6  # of inference
+
+    def halve(held):
+        held["bytes"][1] = 60
+
+    found = memory_after(held, [MemoryChange("halve", halve)])
+    assert (found.before_bytes, found.after_bytes) == (120, 100)
+
+
 # What cannot be said --------------------------------------------------------------------------------
 
 

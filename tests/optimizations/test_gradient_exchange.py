@@ -1,7 +1,5 @@
 """DDP's buckets and cheaper exchanges of gradients: each answer worked out by hand."""
 
-import json
-
 import numpy as np
 import pytest
 import strategies  # noqa: F401 - sets hypothesis up
@@ -14,16 +12,14 @@ from graph.small_graphs import named
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Program, does_not_apply, makespan, noted
+from recorded import does_not_apply, makespan, noted
 from shared import shared_replay
 from training_programs import (
     A100,
-    GRADIENT,
     ONE,
     buckets_of,
+    distributed,
     exchanged,
-    layer,
-    reduce_bucket,
     times,
     training,
     two_layers_on_a_cpu,
@@ -139,33 +135,6 @@ def test_ddp_says_why_it_does_not_apply(graph, options, error, words):
 
 
 # bucket-size
-
-
-def distributed(*reduced_behind, duration=100_000, hooks=True, **metadata):
-    """Training of two layers with DDP: behind these layers' gradients a bucket is reduced, on stream 13.
-
-    Two of them are buckets of 4,000 B, a single one holds 8,000 B.
-    """
-    program = Program()
-    for number in (0, 1):
-        layer(program, number, backward=False)
-    for number in (1, 0):
-        with program.range("AddmmBackward0", "operator", phase="backward", sequence=number):
-            program.op("aten::mm", "backward", (f"grad {number}", 60))
-        name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-        with program.range(name, "operator", phase="backward"):
-            with program.range(
-                "torch::autograd::AccumulateGrad", "operator", phase="backward",
-                shapes=json.dumps(GRADIENT), dtype="float32",
-            ):  # fmt: skip
-                program.now += 2
-            if number in reduced_behind and hooks:
-                reduce_bucket(program, 8000 // len(reduced_behind), duration)
-        if number in reduced_behind and not hooks:
-            reduce_bucket(program, 8000 // len(reduced_behind), duration)
-    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
-        program.op("aten::add_", "optimizer", ("update", 30))
-    return program.graph(world_size=2, **{**A100, **metadata})
 
 
 FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)

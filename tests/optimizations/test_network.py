@@ -19,6 +19,7 @@ from training_programs import (
     ONE,
     ONE_UNIT,
     buckets_of,
+    distributed,
     layer,
     meeting,
     reduce_bucket,
@@ -34,34 +35,6 @@ from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import apply, in_order, parse
-
-
-def distributed(*reduced_behind, duration=100_000, hooks=True, **metadata):
-    """Training of two layers with DDP: behind these layers' gradients a bucket is reduced, on stream 13.
-
-    Two of them are buckets of 4,000 B, a single one holds 8,000 B.
-    """
-    program = Program()
-    for number in (0, 1):
-        layer(program, number, backward=False)
-    for number in (1, 0):
-        with program.range("AddmmBackward0", "operator", phase="backward", sequence=number):
-            program.op("aten::mm", "backward", (f"grad {number}", 60))
-        name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-        with program.range(name, "operator", phase="backward"):
-            with program.range(
-                "torch::autograd::AccumulateGrad", "operator", phase="backward",
-                shapes=json.dumps(GRADIENT), dtype="float32",
-            ):  # fmt: skip
-                program.now += 2
-            if number in reduced_behind and hooks:
-                reduce_bucket(program, 8000 // len(reduced_behind), duration)
-        if number in reduced_behind and not hooks:
-            reduce_bucket(program, 8000 // len(reduced_behind), duration)
-    with program.range("Optimizer.step#SGD.step", phase="optimizer"):
-        program.op("aten::add_", "optimizer", ("update", 30))
-    return program.graph(world_size=2, **{**A100, **metadata})
-
 
 FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)
 

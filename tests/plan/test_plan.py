@@ -212,6 +212,10 @@ def test_a_search_that_finds_nothing_says_what_would_fit():
     said = [(each.change, each.memory_bytes) for each in found.advice]
     assert said == [("the least that any needs", 10 * GIB), ("with 8 GPUs", 5 * GIB)]
     assert view_text(found) == NOTHING
+    beside = shown(own=Strategy(dp=2, micro_batches=4), capacity=8 * GIB)  # 64 GiB
+    assert beside.candidates == []
+    row = next(line for line in view_text(beside, verbose=True).splitlines() if "your own: dp 2" in line)
+    assert row.endswith("does not fit")
 
 
 def test_what_cannot_be_asked():
