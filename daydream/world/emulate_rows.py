@@ -132,7 +132,8 @@ def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
     recording.note(
         f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a "
         f"model of the GPU says, launches what one of a {cpu} CPU says, Python outside layers and "
-        "loading data take no time."
+        "loading data take no time. A step that waits for its CPU took up to twice as long on slow ones, outside "
+        "the interval: ask with each --cpu."
     )
     if measured:
         recording.note(
