@@ -1,10 +1,9 @@
 """Which operator calls a prediction asks for, and a table of what they take on this machine.
 
-What operators take before and after a change, in place: from steps recorded without it and with it.
-
-Both are of one run of one script, so tensors, layouts, caches and threads are those of training, and what
-a tool costs in Python counts. The machine's own change of speed between the two recordings is taken out by
-the operators that the change does not touch.
+A change can be calibrated in place, too: by steps recorded without it and with it, which say what the operators
+that it acts on take. Both are of one run of one script, so tensors, layouts, caches and threads are those of
+training, and what a tool costs in Python counts. The machine's own change of speed between the two recordings is
+taken out by the operators that the change does not touch.
 """
 
 from __future__ import annotations

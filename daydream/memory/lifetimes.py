@@ -4,14 +4,13 @@ No recording names it. But what a backward pass makes and leaves is a gradient, 
 backward still holds was saved for it, and what goes before the next backward pass was temporary. A lifetime
 that an end of the recording cuts is taken for that of its like in another step.
 
-From recorded events to allocations: which free ends which allocation, and what was held before.
-
-An allocation and a free at one address of one device belong together. A free of what was never seen
+Lifetimes come from recorded events: which free ends which allocation, and what was held before. An allocation and a
+free at one address of one device belong together. A free of what was never seen
 allocated ends something that was held before the recording. Where the allocator's totals are recorded,
 what they hold beyond that was there before and stays. Events that contradict each other are counted: no total
 may be wrong in silence.
 
-And how much a recording itself says was held: what needs no pairing.
+How much a recording itself says was held needs no pairing.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
@@ -66,6 +67,7 @@ def read(events, folder):
     path.write_text(json.dumps({"traceEvents": events}))
     recording, markers, seen = read_profile(path, {0: "Net", 1: "first"})
     assert seen == 2
+    assert recording["start_ns"].dtype == np.int64  # the end of a row is a sum
     return recording, markers
 
 

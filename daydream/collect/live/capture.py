@@ -72,7 +72,7 @@ def held_before() -> dict[str, dict[str, Any]]:
             if reserved := int(cuda.memory_reserved(device)):
                 allocated = int(cuda.memory_allocated(device))
                 held[str(device)] = {"allocated_bytes": allocated, "reserved_bytes": reserved}
-        segments = list(cuda.memory_snapshot()) if held else []
+        segments = cuda.memory_snapshot() if held else []
         for number, told in held.items():
             told["segments"] = _segments([one for one in segments if str(one["device"]) == number])
     return held
@@ -83,8 +83,8 @@ def _segments(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     streams = {0: 0}  # the numbers of the others are addresses
     return [
         {
-            "address": int(one["address"]),
-            "total_size": int(one["total_size"]),
+            "address": one["address"],
+            "total_size": one["total_size"],
             "stream": streams.setdefault(int(one["stream"]), len(streams)),
             "pool": str(one["segment_type"]),
             "is_expandable": bool(one.get("is_expandable", False)),
@@ -94,7 +94,7 @@ def _segments(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 for block in one["blocks"]
             ],
         }
-        for one in sorted(found, key=lambda one: int(one["address"]))
+        for one in sorted(found, key=lambda one: one["address"])
     ]
 
 
@@ -188,7 +188,8 @@ def read_profile(
         name: narrow(column[order], np.int8) for name, column in recording.columns.items()
     }
     first = min([at for _, at in markers[:1]] + recording["start_ns"][:1].tolist(), default=0)
-    recording.columns["start_ns"] = recording["start_ns"] - first
+    # Times of rows stay wide, as importers have them: ends are sums of two columns.
+    recording.columns["start_ns"] = np.subtract(recording["start_ns"], first, dtype=np.int64)
     if recording.memory is not None:
         recording.memory = recording.memory.changed(time_ns=recording.memory["time_ns"] - first)
     recording.metadata = {"origin_ns": origin + first, "notes": recording.metadata["notes"]}

@@ -3,7 +3,7 @@
 Everything but the timelines is plain HTML, there without the program. The chart library is
 uPlot (MIT license, `assets/uPlot.LICENSE`), copied with its license into every page that has a chart.
 
-Views as HTML by the templates in `assets`, every text escaped: as a page, or for a notebook.
+The templates in `assets` make the HTML of a view, as a page or for a notebook; every text is escaped.
 """
 
 from __future__ import annotations

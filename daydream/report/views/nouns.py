@@ -1,6 +1,6 @@
 """Traces, graphs, selections and timelines, as notebooks show them.
 
-What a tool or a query found, and what an import read: facts, and a table for each list of records.
+What a tool or a query found, and what an import read, is shown as facts and a table for each list of records.
 """
 
 from __future__ import annotations
