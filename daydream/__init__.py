@@ -134,8 +134,8 @@ __all__ = [
 
 lazy.give(
     {
-        "html": ("daydream.report.html.page", "html"),
-        "interactive": ("daydream.report.html.page", "timeline_frame"),
+        "html": ("daydream.report.page", "html"),
+        "interactive": ("daydream.report.page", "timeline_frame"),
         "figure": ("daydream.report.figures", "plot"),
         "fixed_order": ("daydream.simulate.engine", "fix_order"),
         "block_of_layers": ("daydream.model.blocks", "block_of_layers"),

@@ -14,8 +14,8 @@ What lower floors ask of higher ones. The front page gives the functions: no flo
 
 | hook | who asks | what answers |
 |---|---|---|
-| `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.html.page` |
-| `interactive` | a what-if (`interactive`) | `daydream.report.html.page` |
+| `html` | nouns in a notebook (`_repr_html_`) | `daydream.report.page` |
+| `interactive` | a what-if (`interactive`) | `daydream.report.page` |
 | `figure` | nouns (`plot`) | `daydream.report.figures` |
 | `fixed_order` | `Graph.to_networkx`, for lanes with a schedule | `daydream.simulate.engine` |
 | `block_of_layers` | `Selection.group_by`, for `block` | `daydream.model.blocks` |

@@ -41,7 +41,7 @@ def load():
     from daydream.cli import KNOWN, collect, output, source, sweep, whatif
     from daydream.collect.importers.kineto import reader
     from daydream.collect.launcher import runner
-    from daydream.report.html import page
+    from daydream.report import page
 
     loaded = (
         pyarrow, daydream, KNOWN, collect, output, source, sweep, whatif,

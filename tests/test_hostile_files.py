@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 import daydream
 from daydream.cli import daydream as group
-from daydream.cli.errors import run
+from daydream.cli import run
 from daydream.errors import GraphError, TraceError
 from daydream.files import input_files
 from daydream.trace.metadata import Metadata

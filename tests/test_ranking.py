@@ -22,8 +22,8 @@ from daydream import GraphError, NotApplicableError
 from daydream.agents.questions import brief
 from daydream.errors import DaydreamError, NoMatchError
 from daydream.parallel import Engine
-from daydream.report.format import speedup, time_text
-from daydream.report.html.page import render
+from daydream.report.blocks import speedup, time_text
+from daydream.report.page import render
 from daydream.report.views.step import step_figures
 from daydream.transforms.registry import describe, names
 

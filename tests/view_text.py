@@ -1,7 +1,7 @@
 """A view as it is piped, for tests that read it."""
 
+from daydream.report.blocks import view
 from daydream.report.text import text_of
-from daydream.report.view import view
 
 
 def view_text(result, **options):

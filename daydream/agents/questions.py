@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
-from daydream.report.format import printable, shortened
+from daydream.report.blocks import printable, shortened
 from daydream.transforms.compose import option_names
 from daydream.transforms.registry import find, typed
 

@@ -1,29 +1,227 @@
-"""The command line: each command is loaded when it is typed.
+"""The command line: each command is loaded when it is typed; and how one ends.
 
-stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a
-`DaydreamError`, 2 usage, 130 interrupted, 128 + the number of another signal that ended
-it. Nothing heavy is imported here, so that `daydream --help` costs no more than click.
+stdout carries the result, stderr everything else. Exit codes: 0 done, 1 a `DaydreamError`, 2 usage, 130
+interrupted, 128 + the number of another signal that ended it. An error that no input should cause is a bug. It is
+one line, too, that asks for a report; `daydream --debug ...` or DAYDREAM_DEBUG=1 shows its traceback.
+
+Nothing heavy is imported here, so that `daydream --help` costs no more than click.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import itertools
 import os
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
 
 from daydream import __version__
+from daydream.errors import DaydreamError
 from daydream.text import meant
+
+ENDING = ("SIGTERM", "SIGHUP")
+AGAIN_S = 0.5  # one that comes sooner is the same one: sent to the group, and by its leader
+
+
+def run_to_its_end(command: Callable[[], int]) -> int:
+    """Return a command's exit code: what it returns, or 128 + the signal that ended it."""
+    open_closed_streams()
+    with _ending_as_ctrl_c_does() as came:
+        try:
+            code = command()
+        except (KeyboardInterrupt, OSError):  # with SIGHUP there may be no terminal left to say so
+            if not came:
+                raise
+            code = 0
+    return 128 + came[0] if came else code
+
+
+def open_closed_streams() -> None:
+    """Let what a shell closed (`>&-`, `2>&-`) lead nowhere.
+
+    Python has no stream then, and the next file that is opened gets the number: what a library writes
+    to its stderr would go into a trace.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+
+
+@contextlib.contextmanager
+def _ending_as_ctrl_c_does() -> Iterator[list[int]]:
+    """Raise `KeyboardInterrupt` for the other signals that end a process, so that all clean up alike.
+
+    They are added to the list. One that comes again, when the first had no effect, kills as always.
+    """
+    came: list[int] = []
+    times: list[float] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if came and now - times[0] > AGAIN_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if not came:
+            came.append(number)
+            times.append(now)
+            raise KeyboardInterrupt
+
+    taken: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+        numbers = [
+            getattr(signal, name) for name in ENDING if hasattr(signal, name)
+        ]  # no SIGHUP on Windows
+        # What is ignored (nohup) or has a handler of its own stays as it is.
+        taken = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+        for each in taken:
+            signal.signal(each, end)
+    try:
+        yield came
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+# Usage errors bring click's own code, 2
+FAILED = 1
+INTERRUPTED = 130
+INDENT = " " * len("error: ")
+
+
+def run(group: click.Group, args: Sequence[str] | None) -> int:
+    """Run a command line and return its exit code; bad input becomes one message on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(
+                errors="backslashreplace"
+            )  # names in a trace may hold what the terminal cannot show
+    try:
+        code = group.main(args, prog_name="daydream", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # newer than the oldest click that is supported
+            click.echo(error.format_message(), err=True)
+        else:
+            _say(_usage_message(error))
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except DaydreamError as error:
+        _say(str(error))
+        return error.exit_code
+    except MemoryError:
+        _say(
+            "there is not enough memory for this trace. Record fewer steps, or use a larger machine."
+        )
+        return FAILED
+    except BrokenPipeError:
+        return _reader_left()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _reader_left()
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}")
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is our mistake, and said as such
+        _tell_bug(error, debug=debugging(sys.argv[1:] if args is None else args))
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def leave(code: int, before: Collection[threading.Thread]) -> NoReturn:
+    """Exit with a code, at once where a user's own file has left threads that would be waited for.
+
+    `before` are the threads that were there before the command; who calls it from Python may have some.
+    """
+    others = [thread for thread in threading.enumerate() if thread not in before]
+    if any(not thread.daemon for thread in others):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def message(text: str) -> str:
+    """Return an error as it is printed: `error:` before the first line, the others indented below it."""
+    from daydream.report.blocks import printable
+
+    lines = [printable(line.strip()) for line in text.splitlines()]
+    first, *others = [line for line in lines if line] or ["unknown error"]
+    return "\n".join([f"error: {first}", *(INDENT + line for line in others)])
+
+
+def _say(text: str) -> None:
+    click.echo(message(text), err=True)
+
+
+def debugging(args: Sequence[str]) -> bool:
+    """Return whether tracebacks are wanted: DAYDREAM_DEBUG=1, or --debug before the command."""
+    before = itertools.takewhile(lambda word: word.startswith("-"), args)
+    return os.environ.get("DAYDREAM_DEBUG", "") not in ("", "0") or "--debug" in before
+
+
+def _tell_bug(error: Exception, *, debug: bool) -> None:
+    import traceback
+
+    if debug:
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    package = str(Path(__file__).parent.parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(package)] or list(frames)
+    where = (
+        f"{Path(ours[-1].filename).relative_to(Path(package).parent)}:{ours[-1].lineno}"
+        if ours
+        else "?"
+    )
+    _say(
+        f"internal error (please report): {type(error).__name__} at {where}; DAYDREAM_DEBUG=1 shows more"
+    )
+
+
+def _usage_message(error: click.ClickException) -> str:
+    text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        hint = meant(error.option_name, error.possibilities or (), most=2)
+        text = f"no such option '{error.option_name}'. {hint}".rstrip()
+    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.UsageError) and context is not None:
+        text += f"\nTry '{context.command_path} --help'."
+    return text
+
+
+def _reader_left() -> int:
+    """Let the interpreter's own last flush go nowhere: the reader of the pipe has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
 
 COMMANDS = {  # heading -> name -> its module, and what it does
     "Start here": {
         "collect": ("collect", "Record a few steps of a training script, unmodified."),
-        "explain": ("rank", "Why the step takes its time, and what would shorten it."),
-        "rank": ("rank", "Every change that applies, sorted by what it saves."),
+        "explain": ("whatif", "Why the step takes its time, and what would shorten it."),
+        "rank": ("whatif", "Every change that applies, sorted by what it saves."),
         "whatif": ("whatif", "Predict the step time after a change."),
     },
     "Check": {
@@ -36,14 +234,14 @@ COMMANDS = {  # heading -> name -> its module, and what it does
     "More": {
         "import": ("collect", "Turn a profiler's files into one small trace."),
         "report": ("info", "Write one page about a trace, for the browser."),
-        "memory": ("memory", "Who holds the peak, and does it fit?"),
+        "memory": ("info", "Who holds the peak, and does it fit?"),
         "sweep": ("sweep", "Predict every combination of some options' values."),
         "plan": (".plan.command", "Which strategy of many GPUs fits and is fastest."),
         "scaling": ("sweep", "One GPU's trace on many: throughput, efficiency."),
-        "calibrate": ("calibrate", "Time operators on this machine, for predictions."),
+        "calibrate": ("confirm", "Time operators on this machine, for predictions."),
         "tool": ("sql", "Run a small analysis over the events of a trace."),
         "sql": ("sql", "Ask a trace in SQL."),
-        "mcp": ("mcp", "Serve the same questions to a coding agent."),
+        "mcp": ("sql", "Serve the same questions to a coding agent."),
         "example": ("collect", "Write an example trace or script, for a first try."),
         "judge": ("confirm", "Check every published figure, in a checkout."),
     },
@@ -149,7 +347,5 @@ def load_numpy() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    from daydream.cli.errors import leave, run, run_to_its_end
-
     before = threading.enumerate()
     leave(run_to_its_end(lambda: run(daydream, args)), before)

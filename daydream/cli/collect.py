@@ -1,20 +1,92 @@
-"""`daydream collect`, `import` and `example`: from a script or a profiler's file to a trace."""
+"""`daydream collect`, `import` and `example`: from a script or a profiler's file to a trace.
+
+`collect` ends with the largest suggestions for the trace, a ranking in a process of its own. Neither the trace nor
+the exit code depends on it: what fails, or takes too long, is left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from daydream.cli.commands import command
-from daydream.cli.options import COUNTS, Parsed
+from daydream.cli.commands import COUNTS, Parsed, command
 from daydream.cli.output import Output, trace_name, wrote
 from daydream.cli.source import Script, TraceRequest, usage_error, working
-from daydream.cli.suggestions import suggestions
 from daydream.errors import DaydreamError, GraphError
+from daydream.report.blocks import printable, step_change_text
+
+PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two
+MOST = 3
+TIMES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
+NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """What would shorten the step most, each as `rank --json` has it; or why that is not known."""
+
+    entries: tuple[dict[str, Any], ...] = ()
+    missing: str | None = None
+
+    def lines(self, path: Path) -> list[str]:
+        """Return what to print: each suggestion, and below it the code that makes the change."""
+        again = f"daydream rank {printable(shlex.quote(str(path)))}"
+        if self.missing is not None:
+            return [f"no suggestions: {self.missing}; run {again}"]
+        if not self.entries:
+            return [f"no code change is predicted to shorten this step; see why: {again}"]
+        lines = ["top suggestions, predicted from this trace:"]
+        for each in self.entries:
+            step = step_change_text(*(each[key] for key in TIMES))
+            lines.append(f"  {printable(each['optimization'])}: {step}")
+            lines.append(f"      {printable(each['code'])}")
+        return lines
+
+
+def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
+    """Return the largest suggestions for a trace; never raises, and takes no longer than the patience."""
+    words = ["rank", "--trace", str(path.resolve()), "--json", "--no-curves", "--pairs", "0"]
+    # Modules are looked for where this process finds them: not in the current folder, if not there too.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
+    command = [sys.executable, "-c", code]
+    how: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "timeout": patience_s,
+    }
+    try:
+        done = subprocess.run(command, check=False, **how)  # noqa: S603 - words of ours and a path
+        if not done.returncode:
+            return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
+        first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        reason = first.removeprefix("error: ") or f"exit code {done.returncode}"
+        return Suggestions(missing=f"ranking failed ({printable(reason)})")
+    except subprocess.TimeoutExpired:
+        return Suggestions(missing=f"ranking took longer than {patience_s:g} s")
+    except KeyboardInterrupt:
+        return Suggestions(missing="interrupted")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Suggestions(missing=f"ranking failed ({type(error).__name__})")
+
+
+def _largest(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first that a line of code makes, of those that the same line makes one."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in ranked:
+        gains = (each["saving_ns"] or 0) > 0
+        if gains and each["code"] and each["needs"] not in NEEDS_MORE:
+            found.setdefault(each["code"], each)
+    return list(found.values())[:MOST]
+
 
 SIGNALED = 128  # and the signal's number: the exit code of what a signal ended
 WITH_WORLD = "--rank, --cluster, --all-stages and --imbalance go with --world"

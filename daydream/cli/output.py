@@ -101,7 +101,7 @@ class Output:
         """
 
         def screen() -> Sequence[Block]:
-            from daydream.report.view import view
+            from daydream.report.blocks import view
 
             return view(found, **{"verbose": self.verbose, **shown})
 
@@ -166,7 +166,7 @@ class Output:
             progress(f"writing {path}")
             if path == self.html:
                 from daydream.predict.rank import rank
-                from daydream.report.html.page import write as write_html
+                from daydream.report.page import write as write_html
 
                 ranking = None
                 if ranked and not self.no_ranking:
@@ -218,7 +218,7 @@ def wrote(*paths: str | os.PathLike[str]) -> list[str]:
 
 def print_next(*words: str) -> None:
     """Print on stderr the command to try next."""
-    from daydream.report.format import printable
+    from daydream.report.blocks import printable
 
     click.echo(f"next: daydream {printable(shlex.join(words))}", err=True)
 

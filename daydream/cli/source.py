@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from daydream.cli.options import AUTO
 from daydream.errors import NotApplicableError, TraceError
 from daydream.transforms.registry import typed
 from daydream.transforms.stages import PARALLEL
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from daydream.trace.cached_trace import CacheEntry
     from daydream.trace.trace import Trace
 
+AUTO = "auto"  # `--steps` then says how steps are found, else which are read
 LAYOUT = 3  # of what a cache entry holds: goes up with every change of it
 BLOCK = 1 << 20
 SLOW = (
@@ -140,7 +140,14 @@ class TraceRequest:
         if self.step_marker is not None or self.steps == AUTO:
             if self.step_marker is not None and self.steps == AUTO:
                 raise usage_error("--step-marker and --steps auto exclude each other")
-            self._refuse_parquet()
+            from daydream.collect.importers.formats import format_of
+
+            for source in map(Path, self.traces):
+                if source.is_file() and format_of(source) == "parquet":
+                    raise TraceError(
+                        f"{source} is an imported trace, and its steps were found at import.\n"
+                        "Give --step-marker or --steps auto to `daydream import` on the profiler's file."
+                    )
 
         def show(name: str, share: float) -> None:
             if share < 1:
@@ -202,17 +209,6 @@ class TraceRequest:
             trace = self.load(progress, keep=False)
             progress(doing)
             return ask(trace)
-
-    def _refuse_parquet(self) -> None:
-        """Steps are found at import; in a parquet trace they are settled."""
-        from daydream.collect.importers.formats import format_of
-
-        for source in map(Path, self.traces):
-            if source.is_file() and format_of(source) == "parquet":
-                raise TraceError(
-                    f"{source} is an imported trace, and its steps were found at import.\n"
-                    "Give --step-marker or --steps auto to `daydream import` on the profiler's file."
-                )
 
     def _attach(self, trace: Trace) -> None:
         """Give compiled and replayed kernels what they came from, and kernels their counters."""
@@ -277,7 +273,7 @@ class Script:
             recording: a `Recording`: what is recorded, and with which change.
             **how: as `daydream.collect.launcher.runner.collect` has it.
         """
-        from daydream.cli.errors import message
+        from daydream.cli import message
         from daydream.collect.launcher.runner import collect, command_line
 
         line = command_line(
@@ -375,7 +371,10 @@ class Progress:
 
 @contextlib.contextmanager
 def working() -> Iterator[Progress]:
-    """Show progress; what others print meanwhile (a user's own file, a library) goes to stderr."""
+    """Show progress; what others print meanwhile (a user's own file, a library) goes to stderr.
+
+    After long work a note says where the compiled engine is missing.
+    """
     begin = time.monotonic()
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
         yield progress
@@ -432,7 +431,18 @@ def _key(source: str, asked: list[str]) -> str | None:
             from daydream.collect.importers.formats import trace_files
 
             files = trace_files(files)
-        for part in (f"{LAYOUT} {daydream.__version__} {np.__version__}", *asked, *_code()):
+        # which code works here: a checkout that is worked on has one version for many
+        folders = [str(Path(__file__).parent.parent)]
+        found = []
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.endswith((".py", ".so", ".pyd")):
+                        about = entry.stat()
+                        found.append(f"{entry.path} {about.st_size} {about.st_mtime_ns}")
+                    elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
+                        folders.append(entry.path)
+        for part in (f"{LAYOUT} {daydream.__version__} {np.__version__}", *asked, *sorted(found)):
             digest.update(part.encode() + b"\0")
         for path in files:
             digest.update(os.fsencode(path.name) + b"\0" + _content(path))
@@ -452,18 +462,3 @@ def _content(path: Path) -> bytes:
         while count := file.readinto(block):
             digest.update(memoryview(block)[:count])
     return digest.digest()
-
-
-def _code() -> Iterable[str]:
-    """Return which code works here: a checkout that is worked on has one version for many."""
-    folders = [str(Path(__file__).parent.parent)]
-    found = []
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith((".py", ".so", ".pyd")):
-                    about = entry.stat()
-                    found.append(f"{entry.path} {about.st_size} {about.st_mtime_ns}")
-                elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
-                    folders.append(entry.path)
-    return sorted(found)

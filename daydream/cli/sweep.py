@@ -10,13 +10,17 @@ from typing import Any, Literal
 
 import click
 
-from daydream.cli.commands import Change, Changes, command, is_known, refused
-from daydream.cli.options import (
+from daydream.cli.commands import (
     MEASURED,
     SOME,
+    Change,
+    Changes,
     Option,
     Parsed,
+    command,
+    is_known,
     numbers_of,
+    refused,
 )
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working

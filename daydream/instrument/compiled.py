@@ -20,9 +20,8 @@ from itertools import count
 from typing import Any
 
 from daydream.instrument import torch_private
-from daydream.instrument.context import Action, listed
 from daydream.instrument.places import Frame, Places
-from daydream.instrument.tool import InstrumentError
+from daydream.instrument.tool import Action, InstrumentError, listed
 
 Call = Callable[..., Any]
 
@@ -114,10 +113,27 @@ class Marks:
         import torch
 
         def begin() -> None:
-            self._begin()
+            local = self._places.local
+            self._frames.clear()
+            if local.tracing:  # a compiler may trace a graph several times in one call
+                self.traced = True
+                self._base.counts = dict(self._start)
+            else:
+                self._base = local.frames[-1]
 
         def enter(*stack: str) -> None:
-            self._enter(stack)
+            frames = self._places.local.frames
+            base = self._base
+            layer = None  # the path of the innermost module; entries begin with its `id`
+            if stack:
+                layer = self._places.paths.get(int(stack[-1].partition("@")[0]), base.layer)
+            if layer is None or (layer == base.layer and len(stack) == 1):
+                frames[-1] = base
+                return
+            if stack not in self._frames:
+                within = base.within_backward
+                self._frames[stack] = Frame(layer, base.module, base.phase, within)
+            frames[-1] = self._frames[stack]
 
         for each in (begin, enter):
             torch.fx.node.has_side_effect(each)
@@ -133,36 +149,6 @@ class Marks:
                     graph.graph.call_function(enter, stack)
             before = stack
         graph.recompile()
-
-    def _begin(self) -> None:
-        local = self._places.local
-        self._frames.clear()
-        if local.tracing:  # a compiler may trace a graph several times in one call
-            self.traced = True
-            self._base.counts = dict(self._start)
-        else:
-            self._base = local.frames[-1]
-
-    def _enter(self, stack: tuple[str, ...]) -> None:
-        frames = self._places.local.frames
-        layer = self._layer(stack)
-        if layer is None or (layer == self._base.layer and len(stack) == 1):
-            frames[-1] = self._base
-            return
-        if stack not in self._frames:
-            self._frames[stack] = Frame(
-                layer,
-                self._base.module,
-                self._base.phase,
-                within_backward=self._base.within_backward,
-            )
-        frames[-1] = self._frames[stack]
-
-    def _layer(self, stack: tuple[str, ...]) -> str | None:
-        """Return the path of the innermost module of a stack, whose entries begin with its `id`."""
-        if not stack:
-            return None
-        return self._places.paths.get(int(stack[-1].partition("@")[0]), self._base.layer)
 
 
 _NUMBERS = count()

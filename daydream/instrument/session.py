@@ -13,13 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from daydream.instrument import torch_private
-from daydream.instrument.actions import run_operator, tensors_in
-from daydream.instrument.backward import COMPILED, Entry, Nodes
+from daydream.instrument.actions import COMPILED, Entry, Nodes, run_operator, tensors_in
 from daydream.instrument.compiled import CompiledFunctions
-from daydream.instrument.context import Actions, listed
-from daydream.instrument.places import BACKWARD, SWITCH, Places
-from daydream.instrument.records import Kind, Record, Records, all_kinds, kind_of
-from daydream.instrument.tool import InstrumentError, Tool, in_order
+from daydream.instrument.places import (
+    BACKWARD,
+    SWITCH,
+    Kind,
+    Places,
+    Record,
+    Records,
+    all_kinds,
+    kind_of,
+)
+from daydream.instrument.tool import Actions, InstrumentError, Tool, in_order, listed
 
 Call = Callable[..., Any]
 OTHERS = {name.rstrip(":") for name in torch_private.NOT_OPERATORS}
@@ -93,17 +99,6 @@ class Session:
                 self._mode = torch_private.dispatch_mode(self._at_mode)
                 self._mode.__enter__()
 
-    def _settle(self) -> None:
-        """Override only the kinds that have actions."""
-        with self._lock:
-            self.analysing = self.nodes.analysing = False
-            self.nodes.settle()
-            needed = self.records.kinds_with_actions()
-            self._override([kind for kind in self._overrides if kind in needed])
-            if not self.records.at_mode():
-                self._leave_mode()
-            self.compiled.eager = self._mode is not None
-
     def _override(self, kinds: list[Kind]) -> None:
         """Override some kinds and no others; those that stay are overridden throughout, for other threads."""
         wanted = set(kinds)
@@ -147,7 +142,15 @@ class Session:
             self._unfinished.discard(threading.get_ident())
             others = self._unfinished & {each.ident for each in threading.enumerate()}
             if self.analysing and not others:
-                self._settle()
+                # from now on only the kinds that have actions are overridden
+                with self._lock:
+                    self.analysing = self.nodes.analysing = False
+                    self.nodes.settle()
+                    needed = self.records.kinds_with_actions()
+                    self._override([kind for kind in self._overrides if kind in needed])
+                    if not self.records.at_mode():
+                        self._leave_mode()
+                    self.compiled.eager = self._mode is not None
             elif not self.analysing and not self.records.at_mode():
                 self._leave_mode()
 

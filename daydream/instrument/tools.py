@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from daydream.instrument.actions import tensors_in
-from daydream.instrument.context import OpContext
-from daydream.instrument.records import kind_of
-from daydream.instrument.tool import InstrumentError, Tool
+from daydream.instrument.places import kind_of
+from daydream.instrument.tool import InstrumentError, OpContext, Tool
 
 Where = Callable[[OpContext], bool]
 
@@ -408,7 +407,9 @@ class Replacing(Tool):
     def __init__(
         self, which: str | Where, func: Callable[..., Any], inputs: Sequence[int] = (0,)
     ) -> None:
-        self.which, self.func, self.inputs = which, func, tuple(inputs)
+        self.which = which
+        self.func = func
+        self.inputs = tuple(inputs)
         self.replaced: list[str] = []  # ids
         self.add_inst_for_op(self._choose)
 

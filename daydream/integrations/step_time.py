@@ -30,7 +30,7 @@ class StepTime:
         self, trace: Trace | str | os.PathLike[str], whatif: str | None = None, **options: Any
     ) -> None:
         import daydream
-        from daydream.report.format import printable
+        from daydream.report.blocks import printable
 
         self._replay = daydream.replay(trace)
         self.name = printable(str(trace) if isinstance(trace, str | os.PathLike) else "the trace")

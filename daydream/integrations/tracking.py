@@ -109,6 +109,6 @@ def _texts(found: Result) -> dict[str, str]:
 
 
 def _page(found: Result) -> str:
-    from daydream.report.html.page import html
+    from daydream.report.page import html
 
     return f"<!doctype html><meta charset=utf-8>{html(found)}"

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import click
 
-from daydream.cli.commands import command
-from daydream.cli.options import NUMBER, SOME, Parsed
+from daydream.cli.commands import NUMBER, SOME, Parsed, command
 from daydream.cli.output import Output
 from daydream.cli.source import TraceRequest, usage_error, working
 from daydream.cli.sweep import values_of, workers_of

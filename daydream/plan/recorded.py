@@ -22,7 +22,7 @@ from daydream.memory.prediction import last_whole_step, up_to
 from daydream.model.blocks import repeated_blocks
 from daydream.plan.search import Job, Sizes, Strategy
 from daydream.predict.replay import Replay
-from daydream.report.format import percent
+from daydream.report.blocks import percent
 from daydream.text import counted
 from daydream.world.compose import GROUPS, Exchange, Model, compose
 from daydream.world.parts import Parts

@@ -17,9 +17,11 @@ from daydream.report.blocks import (
     Row,
     Table,
     Text,
+    number,
+    range_text,
+    time_text,
+    view,
 )
-from daydream.report.format import number, range_text, time_text
-from daydream.report.view import view
 from daydream.text import bytes_text, capacity_text, counted, listed
 
 WIDE, HIGH = 640, 240  # pixels of the drawing

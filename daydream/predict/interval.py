@@ -140,7 +140,7 @@ class Uncertainty(Struct, frozen=True):
         }
 
     def words(self, step_ns: int, most: int = 3) -> str:
-        """Return the largest causes as shares of a step, in their order; empty if none matters."""
+        """Return the largest causes as shares of a step, the largest first; empty if none matters."""
         shares = {WORDS[name]: abs(ns) / step_ns for name, ns in asdict(self).items() if step_ns}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:most]
         return ", ".join(f"{words} {share:.1%}" for words, share in largest if share >= LEAST_SAID)

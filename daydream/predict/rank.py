@@ -42,7 +42,7 @@ class Ranked(Changed):
 
     Attributes:
         summary: what it is; empty for a pair.
-        needs: what else it takes: other hardware, or that other work is done.
+        needs: what else it takes: other hardware, more GPUs, another workload.
         code: the line of a training script that makes the change, if one does.
         bound: what most of the predicted step then waits for (GPU, CPU, copies, communication).
         bound_share: that part of the step.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ class WhatIfResult(Predicted):
 
     @property
     def needs(self) -> str | None:
-        """What it takes besides code, as `rank` says it: other work, more GPUs; None if nothing."""
+        """What it takes besides code, as `rank` says it: another workload, more GPUs; None if nothing."""
         return stages.NEEDS.get(self.change.stage)
 
 
@@ -168,8 +168,9 @@ def _add(
     place = place or place_of(chain.graph, task, ns)
     if with_source and place.source is None:
         return
-    count = len(distinct_rows([where, task])[0])
-    cost = Avoidable(sort, *place, count / chain.number, cost_ns).of(chain.tasks(task, words))
+    cost = Avoidable(sort, *place, len(distinct_rows([where, task])[0]) / chain.number, cost_ns).of(
+        chain.tasks(task, words)
+    )
     asked = [(each, {}) if isinstance(each, str) else each for each in whatifs]
     found.append(cost.having(asked=asked, made_of=made_of))
 
@@ -214,18 +215,19 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
     graph, of = chain.graph, chain.of
     add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
     # Stretches in which a thread records nothing for long.
-    long = chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS)
-    idle = of(PathCause.UNTRACED, PathCause.OUTSIDE) & long
+    idle = of(PathCause.UNTRACED, PathCause.OUTSIDE)
+    idle &= chain.ns >= max(LONG_GAP * chain.step_ns, LONG_GAP_NS)
     # Those in which a step waits for its batch: before its first copy, where no loader was recorded.
     batches = np.zeros(len(idle), bool)
     if not len(graph.select(phase="data")):
         with suppress(NotApplicableError):
             batches = idle & np.isin(chain.task, untraced_waits(graph).tasks.ids)
     # Where worker processes load already, as many of them are asked about as the trace suggests.
-    suggests = find("dataloader").suggested_options
+    loads = of(PathCause.LOADING) | batches
+    suggests = find("dataloader").suggested_options if loads.any() else None
     workers = {} if suggests is None else suggests(graph)
     add(
-        "data loading", "data loading on the critical path", of(PathCause.LOADING) | batches,
+        "data loading", "data loading on the critical path", loads,
         *([] if workers is None else [("dataloader", workers)]),
         made_of=None if workers == {} else {"on": "cpu", "phase": "data"},
     )  # fmt: skip
@@ -234,25 +236,22 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
     elsewhere = ranks != chain.windows[chain.window, 2]
     if elsewhere.any():
         total = np.bincount(ranks[elsewhere], chain.ns[elsewhere])
-        place = Place(f"rank {total.argmax()}", float(total.max() / total.sum()))
         add(
             "stragglers", "work of other ranks on the critical path", elsewhere, "no-stragglers",
-            place=place,
+            place=Place(f"rank {total.argmax()}", float(total.max() / total.sum())),
         )  # fmt: skip
     # Between two graphs of one compiled call the program is in Python, and guards come before the next.
     from daydream.model.graph_breaks import breaks_of
 
     if breaks := breaks_of(graph):
-        first, whole = breaks[0], max(sum(each.ns for each in breaks), 1)
-        mask = np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks]))
-        place = Place(first.reason, first.ns / whole, None, "forward", first.source)
+        first = breaks[0]
         add(
-            BREAKS,
-            "work between compiled graphs on the critical path",
-            mask,
-            "compile",
-            place=place,
-        )
+            BREAKS, "work between compiled graphs on the critical path",
+            np.isin(chain.task, np.concatenate([each.tasks.ids for each in breaks])), "compile",
+            place=Place(
+                first.reason, first.ns / max(sum(each.ns for each in breaks), 1), None, "forward", first.source
+            ),
+        )  # fmt: skip
     # Time in one piece in which a thread records nothing while the step waits for it.
     name = graph.column("name", chain.task)
     alone = idle & ~batches
@@ -278,29 +277,26 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
         made_of={"kind": "memcpy", "name": f"^(?!.*({TO_DEVICE}))"},
     )  # fmt: skip
     phase = graph.column("phase", chain.task)
-    model, optimizer, other = np.isin(phase, MODEL), phase == "optimizer", phase == "other"
+    model, optimizer = np.isin(phase, MODEL), phase == "optimizer"
     if has_device_work(graph):
         # Where the CPU is on the critical path of the model, it launches more slowly than the device works.
-        launches = (
-            of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle
-        )
         add(
-            "launch-bound CPU", "CPU work of forward, backward and optimizer on the critical path", launches,
+            "launch-bound CPU", "CPU work of forward, backward and optimizer on the critical path",
+            of(PathCause.CPU, PathCause.UNTRACED, PathCause.LATENCY) & (model | optimizer) & ~idle,
             "cuda-graphs", "compile",
         )  # fmt: skip
     else:
         # Where nothing is launched to a device, the step is its operators: fewer of them cost fewer calls.
-        operators = of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle
-        fused = ("compile", "flash-attention", "fused-cross-entropy")
         add(
-            "CPU operators",
-            "operators of forward and backward on the critical path",
-            operators,
-            *fused,
-        )
+            "CPU operators", "operators of forward and backward on the critical path",
+            of(PathCause.OPERATORS, PathCause.UNTRACED) & model & ~idle,
+            "compile", "flash-attention", "fused-cross-entropy",
+        )  # fmt: skip
     # Each small kernel costs its fixed part and the pause behind it: fused, they cost that once.
-    small = of(PathCause.SMALL, PathCause.BETWEEN) & model
-    add("small-kernel chains", "small kernels on the critical path", small, "compile")
+    add(
+        "small-kernel chains", "small kernels on the critical path",
+        of(PathCause.SMALL, PathCause.BETWEEN) & model, "compile",
+    )  # fmt: skip
     # Kernels in a row read and write what one kernel would keep in registers: chains, scores, layouts.
     add(
         "memory-bound kernels", "memory-bound kernels on the critical path", of(PathCause.MEMORY) & model,
@@ -315,7 +311,7 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
     # where lines of the program are recorded: without them nobody knows what it is.
     add(
         "work between batches", "CPU work on the critical path",
-        of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED) & other & ~idle,
+        of(PathCause.CPU, PathCause.OPERATORS, PathCause.UNTRACED) & (phase == "other") & ~idle,
         made_of={"on": "cpu", "phase": "other"}, with_source=True,
     )  # fmt: skip
     # An update that goes parameter by parameter launches a kernel or more for each of them.
@@ -324,31 +320,32 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
         "fused-adam", "fused-optimizer", "foreach-optimizer",
     )  # fmt: skip
     # Kernels in 32 bits move twice the bytes, and their products leave 16-bit units idle.
-    kernels = of(*OF_KERNELS.values()) & model
-    in_32_bits = graph.column("dtype", chain.task) == "float32"
     add(
-        "32-bit kernels", "32-bit kernels on the critical path", kernels & in_32_bits, "amp", "tf32"
-    )
+        "32-bit kernels", "32-bit kernels on the critical path",
+        of(*OF_KERNELS.values()) & model & (graph.column("dtype", chain.task) == "float32"), "amp", "tf32",
+    )  # fmt: skip
 
 
 def avoidable_costs(chain: Chain) -> list[Avoidable]:
     """Return the avoidable costs of the steps, the largest first, each with the what-ifs that may remove it.
 
-    One what-if may remove several costs; it is named with the largest of them. What the recorded script
-    cannot have is not named.
+    One what-if may remove several costs; it is named with the largest of them.
     """
     costs: list[Avoidable] = []
     _calls_that_block(chain, costs)
     _stretches(chain, costs)
     # What removes graph breaks is named with them: of compiled code it removes nothing else.
     costs.sort(key=lambda each: (each.sort != BREAKS, -each.cost_ns))
-    names = {name for cost in costs for name, _ in cost.asked}
-    offered = {name for name in names if why_not_offered(find(name), chain.graph) is None}
     named: list[WhatIf] = []
     for cost in costs:
-        cost.asked = [each for each in cost.asked if each not in named and each[0] in offered]
+        cost.asked = [each for each in cost.asked if each not in named]
         named += cost.asked
     return [cost for cost in costs if cost.asked or cost.made_of is not None]
+
+
+def offered(chain: Chain, cost: Avoidable) -> Iterator[WhatIf]:
+    """Return the what-ifs of a cost that the recorded script can have; a file is loaded as its turn comes."""
+    return (each for each in cost.asked if why_not_offered(find(each[0]), chain.graph) is None)
 
 
 def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
@@ -356,8 +353,7 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
     if ns.sum() <= 0:
         return Place()
     code, ((label, label_ns), *_) = labels(graph, tasks, ns)
-    mine = tasks[code == 0]
-    own_ns = ns[code == 0]
+    mine, own_ns = tasks[code == 0], ns[code == 0]
     recorded = graph.recorded
     source = None
     if recorded.text("stack"):  # of the operator call that holds most of the cost
@@ -437,7 +433,7 @@ class WhatIfs:
             return found.but(predicted_ns=prediction.simulated_ns, reason=None)
         return found
 
-    def best(self, asked: Sequence[WhatIf]) -> list[WhatIfResult]:
+    def best(self, asked: Iterable[WhatIf]) -> list[WhatIfResult]:
         """Return the answers, the one that saves most first; of equal ones the first asked.
 
         Of those that are the same change (they exclude each other and give the same step) there is one, as
@@ -465,7 +461,7 @@ class WhatIfs:
         """Return the avoidable costs of a step with their answers, those that would save most first."""
         costs = avoidable_costs(chain)
         for cost in costs:
-            cost.whatifs = self.best(cost.asked)
+            cost.whatifs = self.best(offered(chain, cost))
             cost.best = next((each for each in cost.whatifs if each.saving_ns is not None), None)
             cost.limit = None if cost.made_of is None else self.without(**cost.made_of)
             if cost.limit is not None:
@@ -474,6 +470,7 @@ class WhatIfs:
             if cost.best is not None:
                 cost.saving_ns = cost.best.saving_ns
                 cost.code = cost.best.code
+        costs = [each for each in costs if each.whatifs or each.made_of is not None]
         return sorted(costs, key=lambda each: (-(each.saving_ns or 0), -each.cost_ns, each.sort))
 
 
@@ -495,8 +492,11 @@ def suggestion(
         return None
     made = parse(prediction.optimization) if optimizations is None else optimizations
     asker = WhatIfs(prediction, made, options, bare=True)
-    costs = sorted(avoidable_costs(trace_back(after)), key=lambda each: -each.cost_ns)
-    candidates = [(place, *each) for place, cost in enumerate(costs) for each in cost.asked]
+    chain = trace_back(after)
+    costs = sorted(avoidable_costs(chain), key=lambda each: -each.cost_ns)
+    candidates = (
+        (place, *each) for place, cost in enumerate(costs) for each in offered(chain, cost)
+    )
     simulated: list[int] = []  # for each candidate that was, the cost that it may remove
     found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
     for place, name, own in candidates:

@@ -168,7 +168,7 @@ class Sweep(Record, NotebookTables, eq=False):
         return pd.DataFrame(self.rows())
 
     def to_arrow(self) -> pa.Table:
-        """Return the same as an Arrow table."""
+        """Return a row a scenario, as `rows` has them, as an Arrow table."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows())

@@ -20,7 +20,7 @@ from daydream.predict.prediction import Prediction
 from daydream.predict.rank import Ranking
 from daydream.predict.replay import Replay
 from daydream.predict.scaling import Scaling
-from daydream.report.format import printable, scale, shortened, speedup, time_text
+from daydream.report.blocks import printable, scale, shortened, speedup, time_text
 from daydream.report.timeline import simulated_in, simulated_window
 from daydream.report.views.breakdown import STEP, Parts, breakdown
 from daydream.report.views.difference import sides_of
@@ -77,7 +77,7 @@ def draw(scaling: Scaling, path: str | os.PathLike[str], *, force: bool = False)
     """
     from matplotlib import rc_context
 
-    from daydream.report.html.page import page
+    from daydream.report.page import page
 
     check_plot(path)
     name = os.fspath(path)

@@ -1,5 +1,8 @@
 """Views as text: aligned columns, wrapped lines, ASCII only; on a terminal fitted to its width, in color.
 
+And as Markdown, for a pull request: the answer and its first table, the rest folded away. Names come from traces,
+whoever wrote them: they stand between backticks, where a page takes them for neither markup nor people nor issues.
+
 rich is imported only where there is a terminal: see `cli.output` and `cli.source`.
 """
 
@@ -9,7 +12,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 from unicodedata import east_asian_width
 
@@ -29,8 +32,9 @@ from daydream.report.blocks import (
     Text,
     Title,
     flat,
+    printable,
+    shortened,
 )
-from daydream.report.format import printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +46,8 @@ LINES = 24
 # A terminal that is narrower breaks the lines itself
 LEAST_WIDTH = 40
 LEAST_NAME = 26
-KEEP = "\N{NO-BREAK SPACE}"  # a figure and its sign stay on one line
+KEEP = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
+BEFORE_UNIT = regex(r"(?<=\d) (?=(?:%|[mun]?s|[KMG]iB|GB)(?!\w))")
 ARROW = "->", "\N{RIGHTWARDS ARROW}"  # as it is piped, and where a terminal can show it
 GAIN = regex(r"(?<=, )(\d[\d,]*\.\d+)x(?= \(|; |$)")  # in a headline, before its range
 # The terminal's own colors, which can be read on light and on dark: no yellow, no white, nothing bright.
@@ -99,7 +104,7 @@ def console(stream: TextIO) -> Console:
     return Console(
         file=stream,
         width=max(columns or COLUMNS, LEAST_WIDTH),
-        height=height,
+        height=height or LINES,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         force_jupyter=False,
         markup=False,
@@ -265,7 +270,7 @@ def _wrapped(
         hanging = len(before) if len(head) <= len("note: ") else margin + MARGIN
     bare = "".join(char if char == KEEP else printable(char) for char in text)
     found = textwrap.wrap(
-        bare.replace(" %", f"{KEEP}%"),
+        BEFORE_UNIT.sub(KEEP, bare),
         width,
         initial_indent=before,
         subsequent_indent=" " * hanging,
@@ -273,3 +278,88 @@ def _wrapped(
         break_on_hyphens=False,
     )
     return [line.replace(KEEP, " ") for line in found] or [before.rstrip()]
+
+
+CODE_WIDTH = 60
+OF_TEXT = "-v adds: "  # what says this is of no use elsewhere
+MARKUP = regex(r"([\\`*_\[\]()|~$])")  # what GitHub's Markdown takes for its own in a sentence
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """Return a view as Markdown: what follows its first table is folded away."""
+    parts = []
+    folded = 0
+    for block in flat(blocks):
+        if isinstance(block, Text) and block.head == OF_TEXT:
+            continue
+        parts.append(_in_markdown(block))
+        if isinstance(block, Table) and not folded:
+            folded = len(parts)
+    shown = parts[: folded or None]
+    rest = parts[folded:] if folded else []
+    if rest:
+        inside = "\n\n".join(rest)
+        shown.append(f"<details><summary>Where it comes from</summary>\n\n{inside}\n\n</details>")
+    return "\n\n".join(shown) + "\n"
+
+
+def _in_markdown(block: Block) -> str:
+    if isinstance(block, Headline):
+        return f"**{sentence(block.replace(*ARROW))}**"
+    if isinstance(block, Title):
+        return f"**{sentence(block.text)}**"
+    if isinstance(block, Code):
+        return "in code: " + "  \n".join(map(code, block.code.splitlines()))
+    if isinstance(block, Figures):
+        return sentence(", ".join(block.texts()))
+    if isinstance(block, Facts):
+        return "\n".join(f"- {sentence(f'{name}: {said}')}" for name, said in block.rows)
+    if isinstance(block, Notes):
+        return "\n".join(
+            [f"{sentence(block.title)}:", "", *(f"- {sentence(note)}" for note in block.sentences)]
+        )
+    if isinstance(block, Table):
+        return _markdown_table(block)
+    return sentence(block.head + block.text) if isinstance(block, Text) else ""
+
+
+def _markdown_table(table: Table) -> str:
+    heads, texts = table.texts()
+    kept = table.used()
+    names = [table.columns[at].kind is Kind.NAME for at in kept]
+    lines = [[sentence(heads[at]) for at in kept], ["---" if name else "---:" for name in names]]
+    for row, cells in zip(table.rows, texts, strict=True):
+        if row.style == HEADING:
+            lines.append([f"**{sentence(cells[0])}**", *[""] * (len(kept) - 1)])
+        else:
+            shown = [cells[at] for at in kept]
+            lines.append(
+                [
+                    code(cell) if name and cell else sentence(cell)
+                    for cell, name in zip(shown, names, strict=True)
+                ]
+            )
+    more = f"\n\n{sentence(table.more)}" if table.more else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + more
+
+
+def code(name: str) -> str:
+    """Return a name from a trace as it stands between backticks, also in a table."""
+    plain = shortened(printable(" ".join(name.split())), CODE_WIDTH)
+    return f"`{plain.replace('`', chr(39)).replace('|', '/')}`" if plain.strip() else "` `"
+
+
+def sentence(text: str) -> str:
+    """Return a sentence with names from a trace in it as text: no markup, nobody and no issue mentioned."""
+    plain = (
+        printable(" ".join(text.split()))
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
+    return (
+        MARKUP.sub(r"\\\1", plain)
+        .replace("@", "&#64;")
+        .replace("#", "&#35;")
+        .replace("://", ":&#47;/")
+    )

@@ -17,7 +17,8 @@ import numpy as np
 from daydream.arrays import places
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, KINDS, step_rank
-from daydream.report.format import printable, shortened
+from daydream.predict.basis import RECORDED
+from daydream.report.blocks import printable, shortened
 from daydream.simulate.critical_path import binding
 from daydream.trace.schema import PHASES
 
@@ -243,7 +244,8 @@ def timelines(
         step = settled.typical()[0]
         window = measured_window(graph, step)
         first = packed("measured", graph, window, measured_in(graph, window), names, most)
-        second = simulated("replayed", replay.timeline, 0, step)
+        name = "replayed" if replay.basis == RECORDED else replay.basis
+        second = simulated(name, replay.timeline, 0, step)
     else:
         after = comparison.after
         step, then = comparison.shown_steps()

@@ -188,7 +188,7 @@ class Range:
         return np.flatnonzero(inside)
 
     def steps(self) -> np.ndarray:
-        """Return the steps in it, int64: those that have rows in it."""
+        """Return the numbers of the steps in it, int64: those it names, else those that have rows in it."""
         if self.all:
             return np.arange(len(self.trace.metadata.get("steps", [])))
         found = np.unique(self.trace["step"][self.rows]).astype(np.int64)

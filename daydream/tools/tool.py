@@ -61,8 +61,12 @@ class Table:
         values: Callable[[str], list[Any]],
         events: Table | None = None,
     ) -> None:
-        self.trace, self.noun, self.fields, self.array = trace, noun, fields, array
-        self.values, self.events = cache(values), events or self
+        self.trace = trace
+        self.noun = noun
+        self.fields = fields
+        self.array = array
+        self.values = cache(values)
+        self.events = events or self
 
 
 class Event:
@@ -111,7 +115,9 @@ class Events:
     """
 
     def __init__(self, table: Table, rows: np.ndarray, when: str = "start_ns") -> None:
-        self.table, self.rows, self.when = table, rows, when
+        self.table = table
+        self.rows = rows
+        self.when = when
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -161,9 +167,11 @@ def tables(trace: Trace) -> tuple[Table, Table, Table]:
         if name == "parent":
             from daydream.memory.enclosing import enclosing_rows
 
-            column, unknown = enclosing_rows(trace, memory), UNKNOWN
+            column = enclosing_rows(trace, memory)
+            unknown = UNKNOWN
         else:
-            column, (_, _, unknown) = memory[name], COLUMNS[name]
+            column = memory[name]
+            (_, _, unknown) = COLUMNS[name]
         may_be = name in {"parent", *MAY_BE_UNKNOWN}
         return [None if may_be and value == unknown else value for value in column.tolist()]
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from daydream.errors import HandleError, TraceError
 from daydream.lazy import NotebookTables
-from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import (
     FIELDS,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from daydream.trace.cached_trace import CacheEntry
+    from daydream.trace.handle_map import DebugHandleMap
 
 
 class Trace(NotebookTables):

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from daydream.cli.suggestions import suggestions
+from daydream.cli.collect import suggestions
 
 LOG = logging.getLogger("daydream")
 

@@ -41,7 +41,7 @@ TITLES = {
 
 NEEDS = {
     HARDWARE: "other hardware",
-    WORK: "other work",
+    WORK: "another workload",
     KERNELS: "other kernels",
     PARALLEL: "more GPUs",
 }  # what else it takes than a change of code

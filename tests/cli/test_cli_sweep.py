@@ -14,8 +14,8 @@ from view_text import view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError
-from daydream.cli import suggestions as module
-from daydream.cli.suggestions import Suggestions, suggestions
+from daydream.cli import collect as module
+from daydream.cli.collect import Suggestions, suggestions
 from daydream.cli.sweep import values_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.world_size import fitted_to_trace

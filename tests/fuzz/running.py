@@ -39,8 +39,7 @@ READERS = "kineto.reader", "nsys", "rocprof", "xplane"
 
 def outcome(case, folder):
     """Run a case in this process; return ("answered", "refused" or what went wrong; what was printed)."""
-    from daydream.cli import daydream
-    from daydream.cli.errors import run
+    from daydream.cli import daydream, run
 
     for name, content in case.files.items():
         path = folder / name

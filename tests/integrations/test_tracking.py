@@ -19,7 +19,7 @@ import daydream
 from daydream.errors import DaydreamError
 from daydream.integrations.step_time import StepTime
 from daydream.integrations.tracking import figures, log_to_mlflow, log_to_wandb
-from daydream.report.markdown import code, sentence
+from daydream.report.text import code, sentence
 
 # A comparison in MLflow and in Weights & Biases: the real packages, with stores in a folder of the test
 

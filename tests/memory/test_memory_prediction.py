@@ -29,7 +29,7 @@ from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, 
 from daydream.memory.report import idle, memory_of, operator_footprints
 from daydream.memory.result import DeviceMemory, MemoryReport
 from daydream.predict.memory import answer_of, largest
-from daydream.report.html.page import page
+from daydream.report.page import page
 from daydream.report.perfetto import events as timeline_events
 from daydream.report.views.memory import memory_line
 from daydream.trace.memory_events import MemoryEvents

@@ -29,9 +29,9 @@ from daydream.plan.search import (
     plan,
     turn_of,
 )  # fmt: skip
-from daydream.report.html.page import page
+from daydream.report.blocks import view
+from daydream.report.page import page
 from daydream.report.text import lines
-from daydream.report.view import view
 from daydream.world.compose import Block, Model, Pass, compose
 from daydream.world.rows import NEVER_MADE
 

@@ -8,7 +8,7 @@ from machine.programs import PROGRAMS
 from shared import shared_replay
 
 import daydream
-from daydream.report.html.page import write
+from daydream.report.page import write
 
 pytestmark = [
     pytest.mark.slow,

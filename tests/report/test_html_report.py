@@ -18,9 +18,9 @@ from daydream import Graph
 from daydream.errors import GraphError
 from daydream.predict.curves import Curves
 from daydream.predict.prediction import Prediction
-from daydream.report.html.page import html, page, timeline_frame
-from daydream.report.html.roofline import NO_PEAKS, NO_WORK, roofline
-from daydream.report.html.step import MOST_STRETCHES, StepPath
+from daydream.report.page import html, page, timeline_frame
+from daydream.report.roofline import NO_PEAKS, NO_WORK, roofline
+from daydream.report.sections import MOST_STRETCHES, StepPath
 from daydream.report.timeline import (
     packed,
     simulated_in,

@@ -27,11 +27,10 @@ from daydream.report.blocks import (
     Table,
     Text,
     Title,
+    step_change_text,
 )
-from daydream.report.format import step_change_text
-from daydream.report.html.page import MOST_AT_ONCE, notebook_html, render
-from daydream.report.markdown import markdown
-from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, text_of
+from daydream.report.page import MOST_AT_ONCE, notebook_html, render
+from daydream.report.text import ASIDE, BETTER, TITLE, WORSE, lines, markdown, text_of
 from daydream.report.views.breakdown import cause_table
 from daydream.simulate.critical_path import PathCause
 

@@ -13,11 +13,9 @@ import numpy as np
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import FORMATS, Options, format_of, trace_files
-from daydream.collect.importers.ranks import RANK_IN_NAME, align_ranks, need_one_job
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
 from daydream.parallel import Engine, engine_of, hand_back_freed_memory, map_on
-from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace
@@ -71,15 +69,13 @@ def import_trace(
         ([path.resolve() if engine.elsewhere else path for path in run], kinds[run[0]])
         for run in FORMATS[formats[0]].runs_of(files)
     ]
-    here = progress if engine.local else None
     say = None if engine.local or progress is None else partial(progress, f"{len(files)} files")
-    how = engine.elsewhere, options, here
+    how = engine.elsewhere, options, progress if engine.local else None
     found = map_on(engine, _reading, how, runs, batch=1, progress=say)
     recordings = [recording for of_run in found for recording in of_run]
     names = [run[0].name for (run, _), of_run in zip(runs, found, strict=True) for _ in of_run]
     del found
     if ranks is None:
-        need_one_job(recordings, names)
         _give_ranks(recordings, names)
     else:
         _set_ranks(recordings, ranks)
@@ -93,10 +89,11 @@ def import_trace(
             traces.append(derive(recordings.pop(0), step_marker, steps))
     else:
         traces = map_on(engine, _deriving, (step_marker, steps), recordings, batch=1)
+    trace = traces[0]
     if len(traces) > 1:
-        for trace, name in zip(traces, names, strict=True):
-            trace.check(name)
-    trace = traces[0] if len(traces) == 1 else join_ranks(traces)
+        for each, name in zip(traces, names, strict=True):
+            each.check(name)
+        trace = join_ranks(traces)
     _hand_back(len(trace))  # what deriving has left
     trace.check(str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
     return trace
@@ -165,8 +162,13 @@ def _reading(
 
 def _give_ranks(recordings: list[Recording], names: list[str]) -> None:
     """Set each recording's rank: what the file says, else what its name says, else its position."""
+    if len(recordings) == 1:
+        return
+    from daydream.collect.importers.ranks import RANK_IN_NAME, need_one_job
+
+    need_one_job(recordings, names)
     said = [recording.metadata.get("rank") for recording in recordings]
-    if len(recordings) == 1 or (None not in said and len(set(said)) == len(said)):
+    if None not in said and len(set(said)) == len(said):
         return
     matches = [RANK_IN_NAME.search(name) for name in names]
     named = [int(match.group(1)) for match in matches if match]
@@ -197,6 +199,9 @@ def _set_ranks(recordings: list[Recording], ranks: Sequence[int]) -> None:
 
 def join_ranks(traces: list[Trace]) -> Trace:
     """Return one trace of several ranks on one clock: rows of the ranks one after the other."""
+    from daydream.collect.importers.ranks import align_ranks
+    from daydream.trace.handle_map import DebugHandleMap
+
     traces = sorted(traces, key=lambda trace: int(trace.metadata.get("rank", 0)))
     names = [name for name in FIELDS if any(name in trace.columns for trace in traces)]
     rows = np.cumsum([0] + [len(trace) for trace in traces])

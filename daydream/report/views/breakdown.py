@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from daydream.report.blocks import HEADING, NEUTRAL, Column, Kind, Row, Table
-from daydream.report.format import layer_name, time_text
+from daydream.report.blocks import HEADING, NEUTRAL, Column, Kind, Row, Table, layer_name, time_text
 from daydream.simulate.critical_path import Bound, PathCause
 from daydream.text import counted
 from daydream.trace.schema import PHASES

@@ -21,9 +21,6 @@ from daydream.report.blocks import (
     Row,
     Table,
     Text,
-    times,
-)
-from daydream.report.format import (
     layer_name,
     listed,
     percent,
@@ -31,6 +28,7 @@ from daydream.report.format import (
     speedup,
     step_change_text,
     time_text,
+    times,
 )
 from daydream.report.views.breakdown import breakdown, columns, moved_bound
 from daydream.text import counted
@@ -67,7 +65,15 @@ def difference(found: Difference, *, verbose: bool = False, top: int = TOP) -> I
     more = "phases, layers and kernels, what runs meanwhile"
     moved = moved_bound(*sides) if judged else ""
     yield from _answer(found)
-    yield _steps(found)
+    before = found.started_from_ns if one.prediction else one.simulated_ns
+    if not one.prediction:
+        rows = [_step_row("before", before, None, one.low_ns, one.high_ns)]
+    else:
+        ns = None if one.reason else one.simulated_ns
+        name = f"predicted: {one.prediction}"
+        rows = [_step_row("before", before), _step_row(name, ns, before, one.low_ns, one.high_ns)]
+    rows.append(_step_row("after", two.simulated_ns, before, two.low_ns, two.high_ns))
+    yield _step_table(rows, "range")
     yield Facts([(names[0], _side(one)), (names[1], _side(two))])
     yield breakdown(*sides, names=names, only_causes=not verbose, judged=judged)
     if moved:
@@ -144,24 +150,6 @@ def _step_table(rows: Sequence[Row], interval: str) -> Table:
         Kind.RATIO("speedup"),
     ]
     return Table(heads, rows)
-
-
-def _steps(found: Difference) -> Table:
-    """Return the steps before and after, and the predicted one, each with its range and speed-up."""
-    one = found.before
-    two = found.after
-    before = found.started_from_ns if one.prediction else one.simulated_ns
-    if not one.prediction:
-        rows = [_step_row("before", before, None, one.low_ns, one.high_ns)]
-    else:
-        ns = None if one.reason else one.simulated_ns
-        name = f"predicted: {one.prediction}"
-        rows = [
-            _step_row("before", before),
-            _step_row(name, ns, before, one.low_ns, one.high_ns),
-        ]
-    rows.append(_step_row("after", two.simulated_ns, before, two.low_ns, two.high_ns))
-    return _step_table(rows, "range")
 
 
 def _work(found: Difference, top: int = TOP, *, verbose: bool = True) -> Table:

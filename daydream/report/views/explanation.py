@@ -9,8 +9,15 @@ from daydream.costs.counters.quantities import QUANTITIES, counters_table
 from daydream.predict.explain import NOT_RECORDED
 from daydream.predict.memory import MemoryAnswer
 from daydream.predict.notes import UNMOVED
-from daydream.report.blocks import Block, Column, Figures, Notes, Row, Table, Text, Title, times
-from daydream.report.format import (
+from daydream.report.blocks import (
+    Block,
+    Column,
+    Figures,
+    Notes,
+    Row,
+    Table,
+    Text,
+    Title,
     error_text,
     listed,
     percent,
@@ -19,6 +26,7 @@ from daydream.report.format import (
     speedup,
     tail,
     time_text,
+    times,
 )
 from daydream.report.views.breakdown import REST, columns, times_row
 from daydream.report.views.memory import FITS, memory_change, memory_line, recording_notes
@@ -89,7 +97,7 @@ COSTS = {
     "optimizer": "The optimizer takes {takes} of the critical path{most}",
     "other kernels": "Kernels not known to be bound by memory ({many}) take {takes}{most}",
     "work between batches": "The program's own work between batches takes {takes}{most}",
-    "32-bit kernels": "Kernels in 32 bits ({many}) take {takes}{most}",
+    "32-bit kernels": "FP32 kernels ({many}) take {takes}{most}",
     "idle gap": "{takes} per step without recorded work after {label}{where}",
     "blocking copies": "{calls} of {label} block{s} the CPU for {takes}, copying {direction}{where}",
 }

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daydream.files.cache import MOST_BYTES, cache_folder, entry_bytes
-from daydream.report.blocks import Block, Facts, Notes, Text, Title
-from daydream.report.format import listed, percent, range_text, shortened, time_text
+from daydream.report.blocks import (
+    Block,
+    Facts,
+    Notes,
+    Text,
+    Title,
+    listed,
+    percent,
+    range_text,
+    shortened,
+    time_text,
+)
 from daydream.report.views.explanation import counted_sentences
 from daydream.text import bytes_text, counted
 from daydream.trace.recorded_time import whole_recording

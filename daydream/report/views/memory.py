@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from daydream.report.blocks import Block, Column, Headline, Kind, Notes, Row, Table, Text
-from daydream.report.format import layer_name, percent
+from daydream.report.blocks import (
+    Block,
+    Column,
+    Headline,
+    Kind,
+    Notes,
+    Row,
+    Table,
+    Text,
+    layer_name,
+    percent,
+)
 from daydream.text import bytes_text, capacity_text, counted, listed, memory_unit
 from daydream.trace.recorded_time import MADE_UP
 
@@ -177,7 +187,18 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> Iterator[Block
         )
         yield Text(said)
     if verbose:
-        yield _peaks(device)
+        replayed = device.replayed_reserved_bytes or device.peak_reserved_bytes
+        both = (
+            ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
+            ("replayed", device.recorded_reserved_bytes, replayed),
+        )
+        rows = [Row([UNKNOWN if cell is None else cell for cell in cells]) for cells in both]
+        if device.fragmentation is not None:
+            rows.append(Row(("fragmentation", None, percent(device.fragmentation))))
+        if device.retries:
+            rows.append(Row(("unused memory returned", None, counted(device.retries, "time"))))
+        heads = [Column("peak"), Kind.BYTES("recorded"), Kind.BYTES("replayed")]
+        yield Table(heads, rows)
     if set(device.by_kind) - {UNKNOWN}:
         yield _parts("kind", device.by_kind, most)
     for title, parts in (("phase", device.by_phase), ("layer", device.by_layer)):
@@ -212,22 +233,6 @@ def _allocated(device: DeviceMemory) -> int | None:
 def _peak(allocated: int | None, reserved: int | None) -> str:
     said = f"{UNKNOWN if allocated is None else bytes_text(allocated)} allocated"
     return said if reserved is None else f"{said}, {bytes_text(reserved)} reserved"
-
-
-def _peaks(device: DeviceMemory) -> Table:
-    """Return the peaks as they were recorded and as they are replayed."""
-    reserved = device.replayed_reserved_bytes or device.peak_reserved_bytes
-    both = (
-        ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
-        ("reserved", device.recorded_reserved_bytes, reserved),
-    )
-    rows = [Row([UNKNOWN if cell is None else cell for cell in cells]) for cells in both]
-    if device.fragmentation is not None:
-        rows.append(Row(("fragmentation", None, percent(device.fragmentation))))
-    if device.retries:
-        rows.append(Row(("unused memory returned", None, counted(device.retries, "time"))))
-    heads = [Column("peak"), Kind.BYTES("recorded"), Kind.BYTES("replayed")]
-    return Table(heads, rows)
 
 
 def _parts(title: str, parts: Mapping[str, int], most: int) -> Table:

@@ -25,8 +25,8 @@ from daydream.report.blocks import (
     Table,
     Text,
     Title,
+    time_text,
 )
-from daydream.report.format import time_text
 from daydream.report.info import rows_by_kind, span_ns
 from daydream.report.timeline import step_name
 from daydream.text import counted
@@ -174,9 +174,13 @@ def _table(rows: Sequence[Mapping[str, Any]], *, verbose: bool) -> Table:
     names = list(dict.fromkeys(name for row in rows for name in row if name != "stack"))
     shown = rows if verbose else rows[:SHOWN]
     width = 10**6 if verbose else NAME_WIDTH
+    # a name without its unit, which its cells have
     columns = [
         Column(
-            _head(name),
+            name.removesuffix("_ns")
+            .removesuffix("_bytes")
+            .removesuffix(" bytes")
+            .replace("_", " "),
             _kind(name, [row.get(name) for row in rows]),
             width=width,
             keep="both",
@@ -215,11 +219,6 @@ def _cell(value: Any) -> Cell:
         return "-"
     number: Cell = value if _is_number(value) else str(value)
     return number
-
-
-def _head(name: str) -> str:
-    """Return a column's name without its unit, which its cells have."""
-    return name.removesuffix("_ns").removesuffix("_bytes").removesuffix(" bytes").replace("_", " ")
 
 
 def _is_table(value: Any) -> bool:

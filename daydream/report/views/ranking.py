@@ -20,9 +20,6 @@ from daydream.report.blocks import (
     Table,
     Text,
     Title,
-    times,
-)
-from daydream.report.format import (
     answer_text,
     error_text,
     percent,
@@ -30,6 +27,7 @@ from daydream.report.format import (
     speedup_of,
     tail,
     time_text,
+    times,
 )
 from daydream.report.views.memory import (
     about_memory,
@@ -62,8 +60,8 @@ MOST_PAIRS = 2  # where not all is shown
 POINTS = ("at 75%", "at 25%")  # of a curve, which a narrow terminal does without
 FLAT_SHARE = 0.001  # of a step: curves that save less are not shown
 CURVES = (
-    "own time: what the part takes in a step; at 50%: the step if it took half of that; pays down to: below "
-    "this share of its time, making it faster shortens the step no more"
+    "own time: what the part takes in a step; at 50%: the step if it took half of that; gain ends at: "
+    "from this share of its time on, making the part faster shortens the step no more"
 )
 
 
@@ -321,12 +319,12 @@ def curve_table(shown: Iterable[Curve]) -> Table:
         Column("recorded step if a part took less", width=NAME_WIDTH),
         Kind.TIME("own time"),
         *(Kind.TIME(head, spare=int(head in POINTS)) for head in heads),
-        Kind.PERCENT("pays down to"),
+        Kind.PERCENT("gain ends at"),
     ]
     rows = []
     for curve in shown:
         sort = "CPU" if curve.sort == "cpu" else curve.sort
-        knee = "never pays" if curve.knee is None else f"{curve.knee:.0%}"
+        knee = "no gain" if curve.knee is None else f"{curve.knee:.0%}"
         name = (tail if curve.sort == "layer" else shortened)(curve.name, CURVE_WIDTH)
         rows.append(Row((f"{sort} {name}", curve.own_ns, *curve.step_ns[1:], knee)))
     return Table(columns, rows, shown[0].step_ns[0])

@@ -24,9 +24,6 @@ from daydream.report.blocks import (
     Row,
     Table,
     Text,
-    times,
-)
-from daydream.report.format import (
     answer_text,
     change_text,
     error_text,
@@ -38,6 +35,7 @@ from daydream.report.format import (
     speedup,
     speedup_of,
     time_text,
+    times,
 )
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
 from daydream.report.views.memory import about_memory, memory_line, memory_notes, recording_notes
@@ -65,7 +63,15 @@ def replay(found: Replay, *, verbose: bool = False) -> Iterator[Block]:
     """Return the replay's error, and that of its steps; `verbose` with what the graph was made of."""
     said = found.to_json()
     yield from opening(Headline(replay_answer(found)), found)
-    yield from _basis(found)
+    measured: tuple[str, float | None, str]
+    if found.steps_differ:
+        measured = ("measured", found.typical_measured_ns, "")
+        replayed = ("replayed", found.typical_replayed_ns, "")
+        yield times("median step", measured, replayed)
+    if found.basis != RECORDED:
+        basis = (found.basis, found.basis_ns, _basis_error(found))
+        measured = ("measured", found.basis_measured_ns, "")
+        yield times("predictions start from", basis, measured)
     yield Text(MEANING)
     yield from _steps(found, verbose=verbose)
     if verbose:
@@ -272,7 +278,7 @@ def _next(suggestion: WhatIfResult | None) -> Iterator[Block]:
 
 
 def needs_legend(needs: Sequence[str | None]) -> Iterator[Block]:
-    """Return what the mark of other work means, if any of these is it; the other marks say it themselves."""
+    """Return what the mark of another workload means, if any of these is it; the other marks say it themselves."""
     work = stages.NEEDS[stages.WORK]
     if work in needs:
         yield Text(OTHER_WORK, f"[{work}]: ", aside=True)
@@ -331,19 +337,6 @@ def _basis_error(found: Replay) -> str:
         )
     error = found.basis_error
     return "" if error is None else f"replay error {percent(error, signed=True)}"
-
-
-def _basis(found: Replay) -> Iterator[Block]:
-    """Return the median step if the mean is far from it, and the step that predictions start from."""
-    measured: tuple[str, float | None, str]
-    if found.steps_differ:
-        measured = ("measured", found.typical_measured_ns, "")
-        replayed = ("replayed", found.typical_replayed_ns, "")
-        yield times("median step", measured, replayed)
-    if found.basis != RECORDED:
-        basis = (found.basis, found.basis_ns, _basis_error(found))
-        measured = ("measured", found.basis_measured_ns, "")
-        yield times("predictions start from", basis, measured)
 
 
 def about_steps(found: Replay) -> Iterator[Block]:

@@ -14,8 +14,7 @@ from daydream.costs.kernels import bound, number_formats, work
 from daydream.costs.workload.counters import reached_l2
 from daydream.graph.selection import Selection
 from daydream.graph.tables import KERNEL
-from daydream.report.blocks import Block, Drawing, Text, Title
-from daydream.report.format import percent, printable
+from daydream.report.blocks import Block, Drawing, Text, Title, percent, printable
 
 if TYPE_CHECKING:
     from daydream.costs.devices import Device

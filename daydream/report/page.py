@@ -23,11 +23,20 @@ from daydream.lazy import regex
 from daydream.predict.explain import Explanation
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
-from daydream.report.blocks import Block, Drawing, Figures, Headline, Text
-from daydream.report.format import answer_text, listed, printable, speedup_of
-from daydream.report.html.step import step_sections
+from daydream.report.blocks import (
+    Block,
+    Drawing,
+    Figures,
+    Headline,
+    Text,
+    answer_text,
+    listed,
+    printable,
+    speedup_of,
+    view,
+)
+from daydream.report.sections import step_sections
 from daydream.report.timeline import timelines
-from daydream.report.view import view
 from daydream.report.views.memory import memory_change, verdict
 from daydream.report.views.ranking import best_of, named
 from daydream.report.views.step import (

@@ -32,9 +32,10 @@ from daydream.report.blocks import (
     Table,
     Text,
     Title,
+    printable,
+    time_text,
 )
-from daydream.report.format import printable, time_text
-from daydream.report.html.roofline import roofline
+from daydream.report.roofline import roofline
 from daydream.report.timeline import measured_window, timelines
 from daydream.report.views.breakdown import (
     BY_LAYER,
@@ -58,6 +59,7 @@ from daydream.report.views.step import (
     graph_facts,
     likely_text,
     options_text,
+    replayed_figure,
     steps_table,
 )
 from daydream.simulate.critical_path import PathCause
@@ -100,7 +102,7 @@ class Total(NamedTuple):
 
     @property
     def mean_us(self) -> float:
-        """The mean device time of a task."""
+        """The device time divided by the number of tasks, us."""
         return self.device_ns / max(self.tasks, 1) / 1000
 
 
@@ -222,7 +224,8 @@ def step_sections(
     step, then = (settled.typical()[0], None) if found is None else found.shown_steps()
     before = StepPath(replay.timeline, settled.copy, step)
     sides = [before]
-    which = f"{before.name}, {time_text(before.step_ns)}: the median step."
+    only = len(replay.steps) == 1
+    which = f"{before.name}, {time_text(before.step_ns)}: the {'only' if only else 'median'} step."
     if found is not None and then is not None:
         after = StepPath(found.timeline, found.after.copy, then)
         other = "" if after.name == before.name else f" ({after.name})"
@@ -249,7 +252,17 @@ def step_sections(
     yield _largest("tasks", "task", on_path, "path_ns", [(Kind.COUNT("times"), "on_path")])
     for place, each in enumerate(sides):
         yield Title(f"In order, {SIDES[place]}" if then is not None else "In order")
-        yield _in_order(each)
+        heads = [
+            Column("thread or stream"),
+            Column("phase"),
+            Kind.TIME("at"),
+            Column("most of it"),
+            Kind.COUNT("tasks"),
+            Kind.TIME("work", bar=True),
+            Kind.TIME("delay"),
+            Column("most of the delay"),
+        ]
+        yield Table(heads, list(map(Row, each.stretches())), each.step_ns)
     yield Title("How well the replay fits", "replay")
     steps = steps_table(replay, replay.steps, found.after if found else None)._replace(name="steps")
     chart: dict[str, Any] = {"names": [printable(step.name) for step in replay.steps]}
@@ -277,7 +290,7 @@ def step_sections(
 def _parts(replay: Replay, found: Prediction | None) -> Iterator[Block]:
     """Return where a step's time goes by cause and by phase, and what goes on meanwhile."""
     sides = [replay.breakdown()] if found is None else list(found.breakdowns())
-    table = breakdown(*sides, names=SIDES if found else ("replayed",))
+    table = breakdown(*sides, names=SIDES if found else replayed_figure(replay)[:1])
     used = {row.color for row in table.rows}
     bounds = dict.fromkeys(cause.bound for cause in PathCause if COLORS[cause.label] in used)
     if len(sides) > 1 and (moved := moved_bound(*sides)):
@@ -393,24 +406,6 @@ def _ranks(replay: Replay) -> Iterator[Block]:
     table = breakdown(*sides, names=names, change="", only_causes=True)
     yield Title("Ranks side by side", "ranks", RANKS + more)
     yield table
-
-
-# The path in order, and the steps
-
-
-def _in_order(path: StepPath) -> Table:
-    """Return the critical path from the begin of the step to its end."""
-    heads = [
-        Column("thread or stream"),
-        Column("phase"),
-        Kind.TIME("at"),
-        Column("most of it"),
-        Kind.COUNT("tasks"),
-        Kind.TIME("work", bar=True),
-        Kind.TIME("delay"),
-        Column("most of the delay"),
-    ]
-    return Table(heads, list(map(Row, path.stretches())), path.step_ns)
 
 
 # Memory
