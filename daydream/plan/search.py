@@ -424,7 +424,7 @@ def _least(each: Candidate, by: By) -> int:
     return each.step_ns * (each.gpus if by == "cost" else 1)
 
 
-def _tried(ask: Any) -> Any:
+def tried(ask: Any) -> Any:
     """Return what asks about a strategy and, where there is no answer, says why."""
 
     def answer(strategy: Strategy) -> Any:
@@ -444,7 +444,7 @@ def _answers(
     say: Any = None,
 ) -> Any:
     """Return the answers by strategy; count why there is none to others."""
-    found = map_on(engine, _tried, ask, strategies, progress=say)
+    found = map_on(engine, tried, ask, strategies, progress=say)
     refused.update(answer for answer in found if isinstance(answer, str))
     every = zip(strategies, found, strict=True)
     return {each: answer for each, answer in every if not isinstance(answer, str)}
