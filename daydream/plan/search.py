@@ -137,6 +137,10 @@ class Candidate(Record):
     hours: float | None = None
     dollars: float | None = None
 
+    def paid(self, by: By) -> int:
+        """Return by what its time counts: GPUs, where cost does."""
+        return self.gpus if by == "cost" else 1
+
     @property
     def point(self) -> tuple[int, int, int]:
         """Time, memory and GPUs."""
@@ -350,7 +354,9 @@ def plan(
     found.candidates = [*answers.values()]
     seen = len(every), dict(impossible), len(known) - len(fits), len(fits) - len(wanted)
     found.seen = Seen(*seen, len(found.candidates))
-    found.candidates.sort(key=lambda each: (_least(each, by), *each.point, str(each.strategy)))
+    found.candidates.sort(
+        key=lambda each: (each.step_ns * each.paid(by), *each.point, str(each.strategy))
+    )
     if job.own is not None:
         refused = Counter[str]()
         found.own = _answers(job.predict, [job.own], refused).get(job.own)
@@ -379,9 +385,7 @@ def plan(
 
 def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
     """Return the part of both steps that need be wrong by the least factor, 10 at most, for the second to win."""
-    here, there = best.gpus, second.gpus
-    if by == "time":
-        here = there = 1
+    here, there = best.paid(by), second.paid(by)
     gap = second.step_ns * there - best.step_ns * here
     turns = []
     for part in sorted({*best.parts_ns, *second.parts_ns}):
@@ -418,10 +422,6 @@ def every_strategy(gpus: int, batch: int, limits: Limits) -> Iterator[Strategy]:
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, ascending."""
     return [each for each in range(1, number + 1) if not number % each]
-
-
-def _least(each: Candidate, by: By) -> int:
-    return each.step_ns * (each.gpus if by == "cost" else 1)
 
 
 def tried(ask: Any) -> Any:
