@@ -22,7 +22,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -356,33 +356,31 @@ def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
     from daydream.costs.devices import find_device
 
     how, strategy = RUNS[row.run], row.strategy
+    if how.get("shared_messages"):
+        blocks = tuple(replace(block, input_bytes=block.input_bytes / strategy.tp) for block in blocks)
     first, *layers, last = blocks
+    if strategy.pp > 1 and "untied" not in how:  # the last stage has a copy of the embedding
+        last = replace(last, parameters=last.parameters + first.parameters)
+    cluster = find_cluster(how["cluster"])
+    cluster = replace(cluster, inter=cluster.inter.scaled(how.get("way_out", 1)))
     all_layers = [block for block, count in zip(layers, row.layers, strict=True) for _ in range(count)]
     model = Model(
         (first, *all_layers, last),
         optimizer_ns=UPDATE_BYTES / (find_device(how["device"]).bandwidth * BANDWIDTH),
-        tied_parameters=0 if "untied" in how else first.parameters,
         **{"synchronous": strategy.pp > 1, **how.get("model", {})},
     )
-    found = Job({strategy.shape: model}, find_cluster(how["cluster"])).predict(strategy)
+    found = Job({strategy.shape: model}, cluster).predict(strategy)
     added_ns = how.get("each_parameter", 0) * len(all_layers) / strategy.pp * how["launch_ns"]
     held = peaks(model, strategy)[how["logs"]] if "logs" in how else found.memory_bytes
     return (found.step_ns + added_ns) / 1e6, held
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value, from 0; equal ones have the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts + 1) / 2)[which]
-
-
 def spearman(one: np.ndarray, other: np.ndarray) -> float:
     """Return the correlation of ranks; 0 where one does not vary."""
-    left, right = ranks(one), ranks(other)
-    if left.std() == 0 or right.std() == 0:
-        return 0.0
-    return float(np.corrcoef(left, right)[0, 1])
+    from pandas import Series
+
+    left, right = (Series(values).rank() for values in (one, other))
+    return float(left.corr(right)) if min(left.nunique(), right.nunique()) > 1 else 0.0
 
 
 def judged(rows: Sequence[Row], predicted: np.ndarray, memory: np.ndarray) -> dict[str, Any]:

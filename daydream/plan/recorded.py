@@ -11,7 +11,6 @@ from daydream.costs.devices import device_of, known_devices
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.nccl import bytes_of_message
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import has_device_work
 from daydream.graph.graph import Graph
@@ -20,6 +19,7 @@ from daydream.memory.allocations import AFTER, BEFORE
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import last_whole_step, up_to
 from daydream.model.blocks import repeated_blocks
+from daydream.optimizations.pipeline import input_bytes
 from daydream.plan.search import Job, Sizes, Strategy
 from daydream.predict.replay import Replay
 from daydream.report.blocks import percent
@@ -124,14 +124,7 @@ def recorded_model(replay: Replay, of: Strategy | None = None) -> tuple[Model, S
         within = (places >= begin.min(initial=AFTER)) & (places <= begin.max(initial=BEFORE))
         besides.append(max(int(now[within].max(initial=0)) - 2 * nbytes - states, 0))
     parts.workspace += max(besides[0] - parts.saved.sum(), 0)
-    inside = graph.select(phase="forward").group_by(block=longest[-1:]).tasks
-    inputs = (
-        prod(shape) * (itemsize(dtype) or 4)
-        for text, dtype in zip(inside.shapes.tolist(), inside.dtype.tolist(), strict=True)
-        for shape in parse_shapes(text) or ()
-        if isinstance(shape, tuple) and len(shape) > 2
-    )
-    parts.inputs += next(inputs, 0)
+    parts.inputs += input_bytes(graph, longest[-1]) or 0
     each = nbytes / total
     model = Model(
         parts.blocks(steps),

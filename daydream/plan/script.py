@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import gcd
@@ -21,7 +21,7 @@ from daydream.files.atomic import own_folder
 from daydream.lazy import regex
 from daydream.parallel import map_on
 from daydream.plan.recorded import recorded_model
-from daydream.plan.search import AXES, Job, Sizes, Strategy, needed_bytes
+from daydream.plan.search import AXES, Job, Sizes, Strategy, needed_bytes, tried
 from daydream.predict.replay import replay
 from daydream.world.compose import Model
 from daydream.world.rows import NEVER_MADE
@@ -40,6 +40,7 @@ COLLECT = [
     "--stop-after",
     "--no-suggestions",
 ]
+NOT_THERE = ". {} runs in the Python of daydream: {} -m pip install what it imports"
 FAILED = regex(r"(?m)^(?:.*\berror: |(?=[\w.]+Error\b))(.+)")
 Stage = tuple[Model, Sizes, int]
 
@@ -84,7 +85,7 @@ class Emulated(Job):
         for micro_batch in sorted({each.micro_batch for each in strategies}):
             mine = [each for each in strategies if each.micro_batch == micro_batch]
             shapes = sorted({each.shape for each in mine} - {*self.models})
-            stages = map_on(engine, Emulated.emulating, self, shapes, batch=1, progress=say)
+            stages = map_on(engine, tried, self.emulate, shapes, batch=1, progress=say)
             for shape, stage in zip(shapes, stages, strict=True):
                 self.models[shape] = stage if isinstance(stage, str) else stage[0]
             fits = {
@@ -98,21 +99,10 @@ class Emulated(Job):
                     why = "fewer samples at once do not fit"
                     self.models.setdefault((*others, samples), why)
 
-    def emulating(self) -> Callable[[tuple[int, ...]], Stage | str]:
-        """Return what emulates one stage of the whole model in a shape, or says why that cannot be."""
-
-        def emulated(shape: tuple[int, ...]) -> Stage | str:
-            try:
-                tp, ep, cp, micro_batch = shape
-                return self.emulate(Strategy(tp=tp, ep=ep, cp=cp, micro_batch=micro_batch))
-            except DaydreamError as error:
-                return str(error)
-
-        return emulated
-
-    def emulate(self, stage: Strategy) -> Stage:
+    def emulate(self, shape: Sequence[int]) -> Stage:
         """Return the blocks of one stage with all layers. Raises `DaydreamError` with what the script says."""
-        stage = replace(stage, dp=stage.ep // gcd(stage.ep, stage.tp * stage.cp))
+        tp, ep, cp, micro_batch = shape
+        stage = Strategy(ep // gcd(ep, tp * cp), 1, tp, 1, ep, cp, micro_batch)
         script, variables = self.command(stage)
         with own_folder("daydream") as folder:
             trace = folder / "stage.parquet"
@@ -130,8 +120,12 @@ class Emulated(Job):
                 if trace.exists() or stage.world_size > 1 or not alone:
                     break
             if not trace.exists():
-                said = FAILED.search(done.stderr)
-                raise NotApplicableError(said[1] if said else "the script ended without a step")
+                found = FAILED.search(done.stderr)
+                said = found[1] if found else "the script ended without a step"
+                missing = said.startswith("ModuleNotFoundError")
+                raise NotApplicableError(
+                    said + NOT_THERE.format(script[0], sys.executable) * missing
+                )
             model, sizes, samples = recorded_model(replay(load(trace)), stage)
         if self.layers:
             first, *_, last, tail = model.blocks
@@ -173,8 +167,7 @@ def of_script(
         {}, machines, device.pcie, ERROR, Sizes(), device.memory * 10**9, {}, own, [],
         words, by_axis, function, how, layers,
     )  # fmt: skip
-    stage = Strategy(**{axis: getattr(own, axis) for axis in SHAPE})
-    model, sizes, samples = found.emulate(stage)
+    model, sizes, samples = found.emulate(own.shape)
     free = {*AXES} if function else by_axis.keys()
     if "micro_batch" not in free:
         own = replace(own, micro_batch=samples or 1)

@@ -137,6 +137,10 @@ class Candidate(Record):
     hours: float | None = None
     dollars: float | None = None
 
+    def paid(self, by: By) -> int:
+        """Return by what its time counts: GPUs, where cost does."""
+        return self.gpus if by == "cost" else 1
+
     @property
     def point(self) -> tuple[int, int, int]:
         """Time, memory and GPUs."""
@@ -350,7 +354,9 @@ def plan(
     found.candidates = [*answers.values()]
     seen = len(every), dict(impossible), len(known) - len(fits), len(fits) - len(wanted)
     found.seen = Seen(*seen, len(found.candidates))
-    found.candidates.sort(key=lambda each: (_least(each, by), *each.point, str(each.strategy)))
+    found.candidates.sort(
+        key=lambda each: (each.step_ns * each.paid(by), *each.point, str(each.strategy))
+    )
     if job.own is not None:
         refused = Counter[str]()
         found.own = _answers(job.predict, [job.own], refused).get(job.own)
@@ -379,9 +385,7 @@ def plan(
 
 def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
     """Return the part of both steps that need be wrong by the least factor, 10 at most, for the second to win."""
-    here, there = best.gpus, second.gpus
-    if by == "time":
-        here = there = 1
+    here, there = best.paid(by), second.paid(by)
     gap = second.step_ns * there - best.step_ns * here
     turns = []
     for part in sorted({*best.parts_ns, *second.parts_ns}):
@@ -420,11 +424,7 @@ def divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if not number % each]
 
 
-def _least(each: Candidate, by: By) -> int:
-    return each.step_ns * (each.gpus if by == "cost" else 1)
-
-
-def _tried(ask: Any) -> Any:
+def tried(ask: Any) -> Any:
     """Return what asks about a strategy and, where there is no answer, says why."""
 
     def answer(strategy: Strategy) -> Any:
@@ -444,7 +444,7 @@ def _answers(
     say: Any = None,
 ) -> Any:
     """Return the answers by strategy; count why there is none to others."""
-    found = map_on(engine, _tried, ask, strategies, progress=say)
+    found = map_on(engine, tried, ask, strategies, progress=say)
     refused.update(answer for answer in found if isinstance(answer, str))
     every = zip(strategies, found, strict=True)
     return {each: answer for each, answer in every if not isinstance(answer, str)}

@@ -25,7 +25,9 @@ from daydream.report.blocks import (
 from daydream.text import bytes_text, capacity_text, counted, listed
 
 WIDE, HIGH = 640, 240  # pixels of the drawing
-DRAWING = '<svg viewBox="-5 -5 650 250" role="img" aria-label="memory over step time">{}</svg>'
+DRAWING = """<svg viewBox="-5 -25 650 270" role="img" aria-label="memory over step time">
+<text y="-10" font-size="12" fill="currentColor">memory (up) over step time (right), from 0;
+blue: none needs less of time, memory and GPUs</text>{}</svg>"""
 DOT = '<circle cx="{:.0f}" cy="{:.0f}" r="5" fill="{}"><title>{}: {}, {}</title></circle>'
 COLUMNS = [
     Column("strategy", width=44, keep="both"),
@@ -115,10 +117,11 @@ def _row(found: Plan, each: Candidate, head: str) -> Row:
 def _dots(found: Plan) -> list[str]:
     """Return the candidates by step and memory as SVG, those that none beats in blue."""
     longest = max(each.step_ns for each in found.candidates)
+    most = max(each.memory_bytes for each in found.candidates)
     return [
         DOT.format(
             WIDE * each.step_ns / longest,
-            HIGH * (1 - each.memory_bytes / found.capacity_bytes),
+            HIGH * (1 - each.memory_bytes / most),
             "#1f6feb" if each.best_of else "#c4cad1",
             each.strategy,
             time_text(each.step_ns),

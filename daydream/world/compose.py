@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from daydream.costs.network.clusters import Cluster
 
 GROUPS = ("tp", "cp", "ep")  # that the collectives of a block are of
+# What the thread takes besides for a block's forward and backward pass with `fsdp`: hooks, copies and collectives, as
+# `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
+SHARDING_NS = (370_000, 475_000)
 SETTLED = 4  # rounds of a pipeline after which another round of micro-batches takes what the last one took
 
 
@@ -102,10 +105,7 @@ class Model:
         optimizer_bytes: of master weights and moments, for each parameter.
         optimizer_ns: that the update of one parameter takes.
         update_bytes: that it holds besides, for each parameter.
-        tied_parameters: of an embedding that the last stage shares with the first.
         synchronous: the thread waits for the GPU after each pass, as Megatron's timers and messages have it.
-        sharding_ns: with `fsdp` what the thread takes besides for a block's forward and backward pass: hooks,
-            copies and collectives, as `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
     """
 
     blocks: tuple[Block, ...]
@@ -114,9 +114,7 @@ class Model:
     optimizer_bytes: float = 12
     optimizer_ns: float = 0.0
     update_bytes: float = 0
-    tied_parameters: float = 0
     synchronous: bool = False
-    sharding_ns: tuple[float, float] = (370_000, 475_000)
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,6 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     for stage, chunks in enumerate(stages):
         blocks = [block for chunk in chunks for block in chunk]
         exposed = _gradients_ns(blocks, model, strategy, time)
-        if strategy.pp > 1 and model.tied_parameters and stage in (0, strategy.pp - 1):
-            exposed += time("pp", "all_reduce", model.tied_parameters * model.gradient_bytes, 2)
         if strategy.overlap:
             hidden = done[stage] - last_start[stage]
             exposed = max(exposed - hidden, exposed / max(len(blocks), 1))
@@ -311,7 +307,7 @@ def _chunk(
                 parts[exchange.group] += took
         if strategy.fsdp > 1:  # all parameters of a block are gathered before it, and blocks ahead
             whole = _parameters(block)
-            cpu += model.sharding_ns[backward] if whole else 0.0
+            cpu += SHARDING_NS[backward] * (whole > 0)
             link += time("fsdp", "all_gather", whole * model.parameter_bytes, strategy.fsdp)
             gathered = max(gathered, link) + own
             if backward:
@@ -486,9 +482,6 @@ def _memory(
     blocks = [block for chunk in chunks for block in chunk]
     held = sum(held for _, held, _ in _shares(blocks, strategy))
     updated = _updated(blocks, strategy)
-    if 0 < stage == strategy.pp - 1:  # its copy of the embedding
-        held += model.tied_parameters
-        updated += model.tied_parameters
     kept = held * (model.parameter_bytes + model.gradient_bytes) + updated * model.optimizer_bytes
     if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
         whole = max(map(_parameters, blocks))

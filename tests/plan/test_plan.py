@@ -358,6 +358,8 @@ def test_what_a_script_cannot_be_asked(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "collect.py").write_text("""
 import sys
+if sys.argv[-1] == "torch":
+    sys.exit("Traceback (most recent call last):\\nModuleNotFoundError: No module named 'torch'")
 if sys.argv[-1] == "1":
     sys.exit("train.py: error: unrecognized arguments: --tp 1\\nerror: no training step")
 sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerror: no training step")
@@ -373,6 +375,8 @@ sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerro
     ):
         with pytest.raises(DaydreamError, match=said):
             script.of_script(["train.py"], takes, cluster, None, (8, 64))
+    with pytest.raises(DaydreamError, match=r"'torch'\. train\.py runs in the Python of daydream"):
+        script.of_script(["train.py", "torch"], [], "dgx-h100", None, (8, 64))
 
 
 def test_a_script_of_one_gpu_makes_no_process_group(tmp_path, monkeypatch):
