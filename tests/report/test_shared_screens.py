@@ -5,8 +5,6 @@ tests/report/test_shared_screens.py` and read the difference. `explain` has its 
 What optimizations predict is left out but for `scale`: it changes with each that gets better.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path
