@@ -22,9 +22,6 @@ from daydream.cli.source import Progress
 from daydream.costs.device.measured import KernelTable
 from daydream.report import perfetto as file
 
-pytest.importorskip("torch")
-
-
 # What commands write where: versions, output names, progress, hints
 
 
@@ -412,7 +409,7 @@ def change(graph: Graph) -> None:
     replace_cost(graph, graph.select(op=r"^aten::gelu(_backward)?$"))
 
 def look(op):
-    if op["type"] == "TYPE":
+    if op["type"] == "gelu":
         import torch
         op.replace_op(torch.relu, inputs=[0], grad=True)
 
@@ -422,22 +419,19 @@ tool.add_inst_for_op(look)
 NO_TOOL = "def change(graph):\n    '''Nothing.'''\n    graph.select().scale(1.5)\n"
 
 
+IN_PLACE = "calibrate --tool ./change.py -o times.parquet --json --steps 2 train.py"
+
+
 @pytest.fixture
-def folder(tmp_path):
+def scripts(tmp_path):
+    pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "change.py").write_text(CHANGE)
     return tmp_path
 
 
-def calibrate(folder, text):
-    (folder / "change.py").write_text(text)
-    return process(
-        "calibrate --tool ./change.py -o times.parquet --json --steps 2 train.py",
-        folder=folder,
-    )  # fmt: skip
-
-
-def test_it_times_what_the_tool_changes_before_and_with_it(folder):
-    done = calibrate(folder, CHANGE.replace("TYPE", "gelu"))
+def test_it_times_what_the_tool_changes_before_and_with_it(scripts):
+    done = process(IN_PLACE, folder=scripts)
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert (said["schema"], said["tool"], said["device"]) == (1, "./change.py", "cpu")
@@ -448,11 +442,12 @@ def test_it_times_what_the_tool_changes_before_and_with_it(folder):
     assert all(row["before_ns"] > 0 and row["duration_ns"] > 0 for row in said["measured"])
     assert said["drift"] > 0
     assert "trained to the end" not in done.out + done.err  # the script ends when it is timed
-    table = KernelTable.load(folder / "times.parquet")
+    table = KernelTable.load(scripts / "times.parquet")
     assert [key[0] for key in table.in_place] == ["gelu"]
 
 
-def test_a_file_without_a_tool_is_a_mistake_of_usage(folder):
-    done = calibrate(folder, NO_TOOL)
+def test_a_file_without_a_tool_is_a_mistake_of_usage(scripts):
+    (scripts / "change.py").write_text(NO_TOOL)
+    done = run_in(IN_PLACE, folder=scripts)
     assert done.code == 2
     assert "has no tool" in done.err

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from graph.small_traces import call, kernel, kineto, op, trace, write
 from hypothesis import given
 from hypothesis import strategies as st
 from machine.programs import PROGRAMS
 from shared import shared_trace
 
 import daydream
-from daydream import DebugHandleMap, DebugHandleMapBuilder, GraphError, Handle, HandleError, Trace, build
+from daydream import DebugHandleMap, DebugHandleMapBuilder, GraphError, Handle, HandleError, build
 from daydream.cli import main
 from daydream.collect.captures_beside import attach_capture, read_handles
 from daydream.collect.importers import join_ranks
@@ -30,17 +31,11 @@ MAP = DebugHandleMap(
 
 def kernels(names, durations=None, **columns):
     """A trace of kernels, one after the other, each of 10 ns."""
-    texts = list(dict.fromkeys(names))
-    count = len(names)
-    given = {
-        "kind": np.zeros(count, np.int32),
-        "name": np.array([texts.index(name) for name in names], np.int32),
-        "start_ns": np.arange(count) * 10,
-        "duration_ns": np.array(durations or [10] * count),
-        "stream": np.full(count, 7),
-        **{name: np.array(values) for name, values in columns.items()},
-    }
-    return Trace(given, {"kind": ["kernel"], "name": texts}, {"notes": []})
+    return trace(
+        (kernel(name, at / 100, at / 100 + ns / 1000, **{key: each[at] for key, each in columns.items()})
+         for at, (name, ns) in enumerate(zip(names, durations or [10] * len(names), strict=True))),
+        notes=[],
+    )  # fmt: skip
 
 
 def test_calls_of_one_name_have_their_identifiers_in_turn():
@@ -146,33 +141,12 @@ def test_a_file_that_joins_nothing_is_one_line(imported, text):
 
 def capture_of(operators, names, path):
     """Write the recording of a capture: a launch in each operator, and none of their kernels."""
-    events = [
-        {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "hipStreamBeginCapture",
-            "pid": 1,
-            "tid": 1,
-            "ts": 1,
-            "dur": 1,
-        },
-    ]  # fmt: skip
-    for at, (operator, name) in enumerate(zip(operators, names, strict=True)):
-        start = 10 + 10 * at
-        events += [
-            {"ph": "X", "cat": "cpu_op", "name": operator, "pid": 1, "tid": 1, "ts": start, "dur": 8},
-            {"ph": "X", "cat": "cuda_runtime", "name": "hipLaunchKernel", "pid": 1, "tid": 1, "ts": start + 1,
-             "dur": 2, "args": {"correlation": 1000 + at, **({"kernel": name} if name else {})}},
-        ]  # fmt: skip
-    end = 20 + 10 * len(operators)
-    events += [
-        {"ph": "X", "cat": "cuda_runtime", "name": "hipLaunchKernel", "pid": 1, "tid": 1, "ts": end, "dur": 2,
-         "args": {"correlation": 7}},
-        {"ph": "X", "cat": "kernel", "name": "ran", "pid": 0, "tid": 7, "ts": end + 5, "dur": 5,
-         "args": {"correlation": 7, "device": 0, "stream": 7}},
-    ]  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
+    made, end = [call("hipStreamBeginCapture", 1, 2)], 20 + 10 * len(operators)
+    for number, (operator, name) in enumerate(zip(operators, names, strict=True), 1):
+        at, named = 10 * number, {"kernel": name} if name else {}
+        made += [op(operator, at, at + 8), call("hipLaunchKernel", at + 1, at + 3, 1000 + number, **named)]
+    made += [call("hipLaunchKernel", end, end + 2, 7), kernel("ran", end + 5, end + 10, 7)]
+    return write(path, kineto(made))
 
 
 @pytest.fixture

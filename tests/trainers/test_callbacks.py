@@ -6,10 +6,20 @@ import sys
 import textwrap
 
 import pytest
+from cli.command_line import daydream as typed
 
 import daydream
 
 pytest.importorskip("torch", reason="records real training")
+
+
+def run(script, *words):
+    done = subprocess.run(
+        [sys.executable, script, *words], cwd=script.parent, capture_output=True, text=True, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 HUGGING_FACE = textwrap.dedent("""
@@ -107,15 +117,11 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
     pytest.importorskip(package, reason=f"an extra: {package}")
     (tmp_path / "train.py").write_text(script)
 
-    def run(*words):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    def ran(*words):
+        done = run(tmp_path / "train.py", *words)
         return [line for line in done.stdout.splitlines() if line.startswith("loss")], done.stderr
 
-    (plain, _), (recorded, said) = run("train.py"), run("train.py", "t.parquet")
+    (plain, _), (recorded, said) = ran(), ran("t.parquet")
     assert plain == recorded
     assert package == "accelerate" or "daydream: wrote t.parquet" in said
     trace = daydream.load(tmp_path / "t.parquet")
@@ -124,7 +130,8 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
     assert replay.steps
     assert any(name.endswith(layer) for name in trace.text("layer"))
     assert {"forward", "backward", "optimizer"} <= {*trace.text("phase")}
-    run("-m", "daydream", "collect", "--no-suggestions", "-o", "c.parquet", "train.py")
+    collected = ("collect", "--no-suggestions", "-o", "c.parquet", "train.py")
+    assert typed(*collected, folder=tmp_path, HF_HUB_OFFLINE="1").code == 0
     collected = daydream.load(tmp_path / "c.parquet").metadata
     assert sum(step["covered"] for step in collected["steps"]) == 3
     assert "steps of the optimizer Adam" in collected["step_source"]
@@ -176,18 +183,16 @@ def script(tmp_path_factory):
     return path
 
 
-def run(script, *words):
-    done = subprocess.run(
-        [sys.executable, str(script), *words], cwd=script.parent, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture(scope="module")
+def loss(script):
+    """Return what the script prints where nobody records it."""
+    return run(script).stdout.strip()
 
 
-def test_every_cycle_is_a_trace_and_the_run_is_the_same(script):
-    plain, done = run(script), run(script, "t.parquet", "memory")
-    loss, names = done.stdout.splitlines()
-    assert loss == plain.stdout.strip()
+def test_every_cycle_is_a_trace_and_the_run_is_the_same_and_ends_with_suggestions(script, loss):
+    done = run(script, "t.parquet", "memory", "suggestions")
+    found, names = done.stdout.splitlines()
+    assert found == loss
     assert names.split() == ["t.parquet", "t-2.parquet"]
     for name in names.split():
         trace = daydream.load(script.parent / name)
@@ -199,24 +204,18 @@ def test_every_cycle_is_a_trace_and_the_run_is_the_same(script):
         assert [one["name"] for one in trace.metadata["optimizers"]] == ["Adam"]
         assert trace.memory is not None
         assert daydream.whatif(replay, "fused-adam").predicted_ns < replay.replayed_ns
-
-
-def test_it_ends_with_suggestions_in_the_log(script):
-    done = run(script, "s.parquet", "suggestions")
     said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
-    assert said[0] == "daydream: wrote s.parquet"
+    assert said[0] == "daydream: wrote t.parquet"
     assert said[1].startswith("daydream: top suggestions")
     assert any("fused-adam" in line for line in said)
 
 
-def test_a_trace_that_cannot_be_written_is_one_line_and_training_goes_on(script):
+def test_a_trace_that_cannot_be_written_is_one_line_and_training_goes_on(script, loss):
     done = run(script, "nowhere/t.parquet")
     said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
-    assert (
-        said
-        == ["daydream: no trace was written: cannot write nowhere/t.parquet: No such file or directory"] * 2
-    )
-    assert done.stdout.splitlines()[0] == run(script).stdout.strip()
+    why = "daydream: no trace was written: cannot write nowhere/t.parquet: No such file or directory"
+    assert said == [why] * 2
+    assert done.stdout.splitlines()[0] == loss
 
 
 def test_ranks_have_files_of_their_own(monkeypatch, tmp_path):
