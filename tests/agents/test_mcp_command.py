@@ -1,7 +1,5 @@
 """The MCP command and its root: what is found below it, what is refused, how an answer is cut."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from pkgutil import resolve_name

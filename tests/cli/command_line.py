@@ -50,3 +50,11 @@ def process(*args, folder, command=("-m", "daydream"), **environment):
         env={**os.environ, "COLUMNS": "80", **environment}, timeout=300, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def held_to(golden, text):
+    """Compare a screen to the letter with the file of it as reviewed; `DAYDREAM_GOLDEN=write` writes it."""
+    golden = Path(__file__).parent.parent / "golden" / golden
+    if os.environ.get("DAYDREAM_GOLDEN") == "write":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")

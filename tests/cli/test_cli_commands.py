@@ -1,7 +1,5 @@
 """Commands that read and write: import, info, example, timeline, report, calibrate, tool."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -21,6 +19,7 @@ from daydream.cli.anonymous import as_before
 from daydream.cli.collect import EXAMPLES as SHIPPED
 from daydream.cli.output import trace_name
 from daydream.cli.source import Progress
+from daydream.costs.device.measured import KernelTable
 from daydream.report import perfetto as file
 
 # What commands write where: versions, output names, progress, hints
@@ -382,3 +381,73 @@ def test_a_list_of_tools(ask):
     listed = json.loads(ask("tool --list --json").out)["tools"]
     assert [tool["name"] for tool in listed][:2] == ["kernel-frequency", "top-kernels"]
     assert "idle-gaps" in ask("tool --list").out
+
+
+# `daydream calibrate --tool` as people run it: a real script that trains, a tool from a file
+
+
+TRAIN = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+x = torch.randn(64, 64)
+for _ in range(400):
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+print("trained to the end")
+"""
+CHANGE = """
+from daydream import Graph
+from daydream.costs import replace_cost
+from daydream.instrument import Tool
+
+def change(graph: Graph) -> None:
+    \"\"\"Replace an operator, as measured in place.\"\"\"
+    replace_cost(graph, graph.select(op=r"^aten::gelu(_backward)?$"))
+
+def look(op):
+    if op["type"] == "gelu":
+        import torch
+        op.replace_op(torch.relu, inputs=[0], grad=True)
+
+tool = Tool()
+tool.add_inst_for_op(look)
+"""
+NO_TOOL = "def change(graph):\n    '''Nothing.'''\n    graph.select().scale(1.5)\n"
+
+
+IN_PLACE = "calibrate --tool ./change.py -o times.parquet --json --steps 2 train.py"
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "change.py").write_text(CHANGE)
+    return tmp_path
+
+
+def test_it_times_what_the_tool_changes_before_and_with_it(scripts):
+    done = process(IN_PLACE, folder=scripts)
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert (said["schema"], said["tool"], said["device"]) == (1, "./change.py", "cpu")
+    assert {(row["op"], row["phase"]) for row in said["measured"]} == {
+        ("aten::gelu", "forward"),
+        ("aten::gelu", "backward"),
+    }
+    assert all(row["before_ns"] > 0 and row["duration_ns"] > 0 for row in said["measured"])
+    assert said["drift"] > 0
+    assert "trained to the end" not in done.out + done.err  # the script ends when it is timed
+    table = KernelTable.load(scripts / "times.parquet")
+    assert [key[0] for key in table.in_place] == ["gelu"]
+
+
+def test_a_file_without_a_tool_is_a_mistake_of_usage(scripts):
+    (scripts / "change.py").write_text(NO_TOOL)
+    done = run_in(IN_PLACE, folder=scripts)
+    assert done.code == 2
+    assert "has no tool" in done.err

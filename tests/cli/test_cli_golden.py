@@ -4,21 +4,20 @@ After a change that is meant, write them again with `DAYDREAM_GOLDEN=write pytes
 and read the difference.
 """
 
-import os
 import shlex
 import shutil
 from itertools import product
 from pathlib import Path
 
 import pytest
-from graph.small_traces import note, op, trace
+from command_line import held_to
+from graph.small_traces import note, op, trace, with_steps
 from machine.programs import PROGRAMS, queue_full
 from shared import shared_trace
 
 # What people see: the text of each command on the machine's trace, as files to read
 
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 COMMANDS = {
     "import": "import step.json.gz -o new.parquet",
     "info": "info step.parquet",
@@ -34,17 +33,10 @@ def test_the_screen_is_as_reviewed(ask, name):
     done = ask(*shlex.split(COMMANDS[name]))
 
     assert done.code == 0, done.err
-    golden = GOLDEN / f"{name}.txt"
-    screen = f"$ daydream {COMMANDS[name]}\n{done.out}"
-    if os.environ.get("DAYDREAM_GOLDEN") == "write":
-        golden.write_text(screen, encoding="utf-8")
-    assert screen == golden.read_text(encoding="utf-8")
+    held_to(f"{name}.txt", f"$ daydream {COMMANDS[name]}\n{done.out}")
 
 
 # `daydream compare` as typed: the screens as reviewed, the JSON object, errors in one line
-
-
-SCREEN = "compare step.json.gz faster.json.gz"
 
 
 @pytest.fixture
@@ -66,17 +58,18 @@ def many(pair):
 
 
 @pytest.mark.parametrize(
-    ("name", "typed"), [("compare", SCREEN), ("series", "compare nightly"), ("blame", "blame job")]
+    ("name", "typed"),
+    [
+        ("compare", "compare step.json.gz faster.json.gz"),
+        ("series", "compare nightly"),
+        ("blame", "blame job"),
+    ],
 )
 def test_the_screen_is_as_reviewed_of_compare(many, ask, name, typed):
     done = ask(*typed.split())
 
     assert done.code == 0, done.err
-    golden = GOLDEN / f"{name}.txt"
-    screen = f"$ daydream {typed}\n{done.out}"
-    if os.environ.get("DAYDREAM_GOLDEN") == "write":
-        golden.write_text(screen, encoding="utf-8")
-    assert screen == golden.read_text(encoding="utf-8")
+    held_to(f"{name}.txt", f"$ daydream {typed}\n{done.out}")
 
 
 def test_of_two_traces_an_error_says_which(folder, ask):
@@ -108,7 +101,7 @@ LONGEST = 4  # a chain of commands ends at a file that was written
 def two_ranks_of_gloo():
     #  thread of a rank  |forward 40|backward 30|      wait      |step 10|   a step of 100
     #  pool                                     |gloo:all_reduce |
-    rows, steps = [], []
+    rows = []
     for n, rank in product(range(4), range(2)):
         at = 100 * n
         rows += [
@@ -118,15 +111,7 @@ def two_ranks_of_gloo():
             note("gloo:all_reduce", at + 48, at + 88, rank=rank, tid=8, collective="all_reduce", bytes=4096),
             op("aten::add_", at + 90, at + 100, rank=rank, phase="optimizer", op="aten::add_"),
         ]
-        steps.append({
-            "name": f"step {n}", "rank": rank, "start_ns": 1000 * at, "end_ns": 1000 * (at + 100),
-            "completion_ns": 1000 * (at + 100), "measured_ns": 100_000, "covered": n > 0,
-        })  # fmt: skip
-    found = trace(rows)
-    steps.sort(key=lambda step: (step["rank"], step["start_ns"]))
-    found.metadata |= {"steps": steps, "vendor": "cpu"}
-    found.columns["step"] = 4 * found["rank"] + found["start_ns"] // 100_000
-    return found
+    return with_steps(trace(rows), dict.fromkeys((0, 1), range(0, 500, 100)))
 
 
 @pytest.fixture

@@ -4,46 +4,29 @@ import json
 import sqlite3
 
 GPU, CPU = 37946, 37944
-KINDS = [
-    {"kind": "NONE", "operations": []},
-    {
-        "kind": "HIP_RUNTIME_API",
-        "operations": ["none", "hipLaunchKernel", "hipMemcpyAsync", "hipStreamSynchronize"],
-    },
-    {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE"]},
-    {"kind": "KERNEL_DISPATCH", "operations": []},
-    {"kind": "RCCL_API", "operations": ["ncclAllReduce"]},
-    {"kind": "MARKER_CORE_API", "operations": ["roctxMarkA", "roctxRangePushA"]},
-]
+OPERATIONS = {
+    "NONE": "", "HIP_RUNTIME_API": "none hipLaunchKernel hipMemcpyAsync hipStreamSynchronize",
+    "MEMORY_COPY": "MEMORY_COPY_NONE MEMORY_COPY_HOST_TO_DEVICE", "KERNEL_DISPATCH": "",
+    "RCCL_API": "ncclAllReduce", "MARKER_CORE_API": "roctxMarkA roctxRangePushA",
+}  # fmt: skip
+KINDS = [{"kind": kind, "operations": names.split()} for kind, names in OPERATIONS.items()]
 LAUNCH, COPY, WAIT = 1, 2, 3
 
 
-def api(kind, operation, start, end, correlation, thread=7):
+def api(kind, operation, start, end, correlation):
     return {
-        "kind": kind,
-        "operation": operation,
-        "thread_id": thread,
-        "start_timestamp": start,
-        "end_timestamp": end,
+        "kind": kind, "operation": operation, "thread_id": 7, "start_timestamp": start, "end_timestamp": end,
         "correlation_id": {"internal": correlation, "external": 0},
-    }
+    }  # fmt: skip
 
 
-def dispatch(kernel, start, end, correlation, **changes):
+def dispatch(kernel, start, end, correlation):
     info = {
-        "agent_id": {"handle": GPU},
-        "queue_id": {"handle": 3},
-        "kernel_id": kernel,
-        "dispatch_id": correlation,
-        "workgroup_size": {"x": 256, "y": 1, "z": 1},
+        "agent_id": {"handle": GPU}, "queue_id": {"handle": 3}, "kernel_id": kernel,
+        "dispatch_id": correlation, "workgroup_size": {"x": 256, "y": 1, "z": 1},
         "grid_size": {"x": 1000, "y": 2, "z": 1},
-    }
-    return {
-        **api(3, 2, start, end, correlation),
-        "dispatch_info": info,
-        "stream_id": {"handle": 5},
-        **changes,
-    }
+    }  # fmt: skip
+    return {**api(3, 2, start, end, correlation), "dispatch_info": info, "stream_id": {"handle": 5}}
 
 
 def process(steps=4):

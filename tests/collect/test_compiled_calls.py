@@ -2,34 +2,27 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+from graph.small_traces import note, op, trace
 
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order
 from daydream.collect.live import torch_compiler
 from daydream.collect.live.torch_compiler import describe, graph_of
 from daydream.model.graph_breaks import uncompiled_sentences
 from daydream.trace.handle_map import Handle
-from daydream.trace.trace import Trace
 
 CALL = "## Call CompiledFxGraph fkey ##"
 FUSED = "graph_0_cpp_fused_add_relu_0"
 
 
-def trace_of(names, parents, layer=""):
-    texts = list(dict.fromkeys(names))
-    number = len(names)
-    columns = {
-        "kind": np.array([0 if name == CALL else 1 for name in names], np.int32),
-        "name": np.array([texts.index(name) for name in names], np.int32),
-        "start_ns": np.arange(number, dtype=np.int64) * 10,
-        "duration_ns": np.array([10 * number if name == CALL else 5 for name in names], np.int64),
-        "parent": np.array(parents, np.int32),
-        "layer": np.full(number, 0 if layer else -1, np.int32),
-    }
-    known = {"notes": [], "parameters": [{"name": "blocks.1.fc.weight", "layer": "blocks.1.fc"}]}
-    codes = {"kind": ["annotation", "operator"], "name": texts, "layer": [layer] if layer else []}
-    return Trace(columns, codes, known)
+def trace_of(*names, layer=None):
+    """Return a trace of operators of 5 us, all within a call of a graph where that comes first."""
+    whole, known = 10 * len(names), [{"name": "blocks.1.fc.weight", "layer": "blocks.1.fc"}]
+    rows = [
+        (note(name, 0, whole, layer=layer) if name == CALL else op(name, at, at + 5, layer=layer))
+        for at, name in zip(range(0, whole, 10), names, strict=True)
+    ]
+    return trace(rows, notes=[], parameters=known)
 
 
 def graph(*pieces, key="fkey"):
@@ -45,40 +38,40 @@ def test_one_kernel_called_twice_is_two_pieces_in_order():
 
 def test_rows_get_the_handles_of_their_calls():
     one, two = Handle("aten::relu", "blocks.1.fc", weight=3), Handle("aten::add", "blocks.1", weight=1)
-    trace = trace_of([CALL, "aten::addmm", FUSED], [-1, 0, 0])
+    found = trace_of(CALL, "aten::addmm", FUSED)
     attach_compiled(
-        trace, [graph(("extern_kernels.addmm:1", (one,)), ("cpp_fused_add_relu_0:2", (one, two)))]
+        found, [graph(("extern_kernels.addmm:1", (one,)), ("cpp_fused_add_relu_0:2", (one, two)))]
     )
-    assert trace["handle"].tolist() == [-1, 0, 1]
-    assert trace.handles.identifiers == ["fkey/extern_kernels.addmm:1", "fkey/cpp_fused_add_relu_0:2"]
-    assert trace.handles.shares("fkey/cpp_fused_add_relu_0:2").tolist() == [0.75, 0.25]
-    assert trace.text("layer")[trace["layer"][2]] == "blocks.1.fc"
+    assert found["handle"].tolist() == [-1, 0, 1]
+    assert found.handles.identifiers == ["fkey/extern_kernels.addmm:1", "fkey/cpp_fused_add_relu_0:2"]
+    assert found.handles.shares("fkey/cpp_fused_add_relu_0:2").tolist() == [0.75, 0.25]
+    assert found.text("layer")[found["layer"][2]] == "blocks.1.fc"
 
 
 def test_a_graph_compiled_below_the_model_begins_at_the_layer_around_its_call():
-    trace = trace_of([CALL, FUSED], [-1, 0], layer="blocks.1")
-    attach_compiled(trace, [graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "fc"),)))])
-    assert trace.text("layer")[trace["layer"][1]] == "blocks.1.fc"
+    found = trace_of(CALL, FUSED, layer="blocks.1")
+    attach_compiled(found, [graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "fc"),)))])
+    assert found.text("layer")[found["layer"][1]] == "blocks.1.fc"
 
 
 def test_a_module_without_a_range_or_parameter_is_believed_where_it_is_named():
     for modules, layer in (((), "Model"), (("Model", "act"), "act")):
-        trace = trace_of([CALL, FUSED], [-1, 0], layer="Model")
+        found = trace_of(CALL, FUSED, layer="Model")
         pieces = graph(("cpp_fused_add_relu_0:1", (Handle("aten::relu", "act"),)))
-        attach_compiled(trace, [pieces], modules)
-        assert trace.text("layer")[trace["layer"][1]] == layer
+        attach_compiled(found, [pieces], modules)
+        assert found.text("layer")[found["layer"][1]] == layer
 
 
 def test_what_is_not_matched_is_counted():
-    trace = trace_of([CALL, "cpp_fused_other_5", FUSED], [-1, 0, 0])
+    found = trace_of(CALL, "cpp_fused_other_5", FUSED)
     pieces = (
         ("cpp_fused_add_relu_0:1", (Handle("aten::relu"),)),
         ("extern_kernels.mm:2", (Handle("aten::mm"),)),
     )
-    attach_compiled(trace, [graph(*pieces)])
-    assert trace["handle"].tolist() == [-1, -1, 0]
-    assert "1 kernel call of the compiler" in trace.metadata["notes"][-1]
-    assert "1 fused kernel row could" in trace.metadata["notes"][-1]
+    attach_compiled(found, [graph(*pieces)])
+    assert found["handle"].tolist() == [-1, -1, 0]
+    assert "1 kernel call of the compiler" in found.metadata["notes"][-1]
+    assert "1 fused kernel row could" in found.metadata["notes"][-1]
 
 
 def test_what_was_kept_of_a_graph_becomes_its_handles_in_order():

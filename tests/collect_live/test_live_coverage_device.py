@@ -11,8 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
-from live_models import MODELS  # noqa: E402
-from live_recording import record  # noqa: E402
+from live_models import MODELS, record  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from daydream.collect.derive.build import derive  # noqa: E402

@@ -7,8 +7,12 @@ fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
 fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
 
 from daydream.optimizations.fsdp import fsdp  # noqa: E402
-from live_models import MODELS  # noqa: E402
-from live_recording import record, recorded, train  # noqa: E402
+from live_models import (  # noqa: E402
+    MODELS,
+    record,
+    recorded,
+    train,
+)
 from torch import distributed, nn  # noqa: E402
 
 from daydream.graph.build import build  # noqa: E402

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import time
 import warnings
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="recording needs torch")
 
 import torch.nn.functional as F  # noqa: E402, N812 - everyone's name for it
-from live_models import MLP, MODELS  # noqa: E402
-from live_recording import record, train  # noqa: E402
+from live_models import (  # noqa: E402  # noqa: E402
+    MLP,
+    MODELS,
+    record,
+    train,
+)
 from torch import nn  # noqa: E402
 from torch.optim.optimizer import _global_optimizer_post_hooks  # noqa: E402
 
@@ -20,6 +26,7 @@ import daydream  # noqa: E402
 from daydream.collect.live import recorder as recorder_module  # noqa: E402
 from daydream.collect.live.recorder import Recorder  # noqa: E402
 from daydream.errors import DaydreamError  # noqa: E402
+from daydream.trace.schema import BY_CLOCK  # noqa: E402
 from daydream.trace.trace import Trace  # noqa: E402
 
 
@@ -303,3 +310,59 @@ def test_loss_modules_are_the_loss(tmp_path):
     rows = trace["layer"] == trace.code("layer", "loss")
     phases = trace.values("phase", np.flatnonzero(rows & trace.is_kind("operator")))
     assert {*phases} == {"loss", "backward"}
+
+
+# Pauses of a script are waits or work by how long its thread ran meanwhile
+
+
+PAUSE_S = 0.1
+
+
+def spin():
+    """Keep the thread on a CPU for that long, however long others keep it off."""
+    end = time.thread_time() + PAUSE_S
+    while time.thread_time() < end:
+        pass
+
+
+def recorded(folder, pause, **options):
+    folder.mkdir()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop():
+        pause()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    return record(loop, folder, iterations=10, **options)
+
+
+def by_clock(trace):
+    """Return how long the thread ran, and how long that was, between looks at its clock around a pause."""
+    rows = np.flatnonzero(trace["name"] == trace.code("name", BY_CLOCK))
+    rows = rows[trace["duration_ns"][rows] > 1e9 * PAUSE_S]
+    assert len(rows)  # not every one: looks at the clock that would cost much are left out
+    return trace["cpu_ns"][rows], trace["duration_ns"][rows]
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count it")
+def test_a_script_that_sleeps_waits_and_one_that_spins_works(tmp_path):
+    asleep = recorded(tmp_path / "asleep", lambda: time.sleep(PAUSE_S))
+    awake = recorded(tmp_path / "awake", spin)
+
+    (slept, waited), (ran, lasted) = map(by_clock, (asleep, awake))
+    assert (slept < 0.5 * waited).all()
+    assert (ran >= 0.9e9 * PAUSE_S).all()
+    assert (ran <= 1.1 * lasted).all()
+    assert daydream.whatif(asleep, "scale", on="cpu", factor=0.0).predicted_ns >= 1e9 * PAUSE_S
+    if (ran > 0.9 * lasted).all():  # else other programs kept it waiting
+        assert daydream.whatif(awake, "scale", on="cpu", factor=0.0).predicted_ns < 1e6
+
+
+def test_frames_that_wait_are_recorded_with_stacks(tmp_path):
+    trace = recorded(tmp_path / "a", lambda: time.sleep(PAUSE_S), with_stack=True)
+
+    rows = np.flatnonzero(trace.is_kind("blocked") & (trace["name"] == trace.code("name", "sleep")))
+    assert len(rows) >= 3
+    assert trace["duration_ns"][rows].min() >= 1e9 * PAUSE_S

@@ -7,8 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from live_models import MODELS
-from live_recording import record, train
+from live_models import MODELS, record, train
 
 import daydream
 from daydream.collect.live import capture

@@ -9,7 +9,6 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -57,8 +56,8 @@ class Done:
 class Folder:
     """A folder with scripts, in which commands are run."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, captured=None, patched=None):
+        self.path, self.captured, self.patched = path, captured, patched
 
     def script(self, text, name="train.py", *, begin=BEGIN):
         path = self.path / name
@@ -84,12 +83,24 @@ class Folder:
     def python(self, *command, **environment):
         return self.finish(self.start(*command, **environment))
 
-    def collect(self, *args, suggestions=False, **environment):
+    def here(self, *args, **environment):
+        """Run a command within this process; what it starts writes where this one does."""
+        with self.patched.context() as patch:
+            patch.chdir(self.path)
+            for name, value in self.environment(**environment).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as done:
+                main(args)
+        return Done(done.value.code or 0, *self.captured.readouterr(), self.path)
+
+    def collect(self, *args, suggestions=False, apart=False, **environment):
         own = [] if suggestions else ["--no-suggestions"]  # they take a few seconds
-        return self.finish(self.start("-m", "daydream", "collect", *own, *args, **environment))
+        if apart:  # in a process of its own, whose output is a pipe
+            return self.python("-m", "daydream", "collect", *own, *args, **environment)
+        return self.here("collect", *own, *args, **environment)
 
     def confirm(self, *args):
-        return self.finish(self.start("-m", "daydream", "confirm", *args))
+        return self.here("confirm", *args)
 
     def interrupt(self, number, *args, sign="training", **environment):
         """Collect, and send a signal once the script has made a file of that name."""
@@ -101,8 +112,8 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return Folder(tmp_path)
+def folder(tmp_path, capfd, monkeypatch):
+    return Folder(tmp_path, capfd, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +123,7 @@ def folder_of_file(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(folder, monkeypatch, capsys):
-    """Ask within this process, where no script is to be run."""
-    monkeypatch.chdir(folder.path)
-    if not (folder.path / "train.py").exists():
-        folder.script("", begin="")
-
-    def asked(*args):
-        with pytest.raises(SystemExit) as done:
-            main(["collect", *args])
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=done.value.code, out=out, err=err)
-
-    return asked
+def ask(folder):
+    """Ask where no script is to be run."""
+    folder.script("", begin="")
+    return folder.collect

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import daydream
-from daydream.cli import main
 
 pytest.importorskip("torch", reason="confirms changes in real training scripts")
 
@@ -151,14 +150,10 @@ def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):
         (("fused-adam", "nowhere.py"), 2, "'nowhere.py' is not a file"),
     ],
 )
-def test_what_cannot_be_confirmed_is_refused_before_anything_runs(
-    folder, args, code, said, monkeypatch, capsys
-):
+def test_what_cannot_be_confirmed_is_refused_before_anything_runs(folder, args, code, said):
     folder.script("open('ran', 'w')")
-    monkeypatch.chdir(folder.path)
-    with pytest.raises(SystemExit) as done:
-        main(["confirm", *args])
+    done = folder.confirm(*args)
 
-    assert said in capsys.readouterr().err
-    assert done.value.code == code
+    assert said in done.err
+    assert done.code == code
     assert not (folder.path / "ran").exists()

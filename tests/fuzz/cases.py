@@ -24,6 +24,8 @@ from fuzz.damage import (
     tree_changed,
     written,
 )  # fmt: skip
+from graph.small_traces import kineto as kineto_of
+from graph.small_traces import training
 
 NAMES = """
     aten::mm aten::addmm aten::linear aten::view aten::relu aten::copy_ aten::item aten::_foreach_add_
@@ -61,10 +63,9 @@ class Case:
 @cache
 def recordings():
     """Return Kineto's JSON of a training loop and of programs of the machine model."""
-    from graph.small_traces import kineto, training
     from machine.programs import PROGRAMS
 
-    found = [_text(kineto(training(3)))]
+    found = [_text(kineto_of(training(3)))]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("synchronizing", "multi_stream", "multi_thread", "graphs"):
             path = PROGRAMS[name]().run(steps=6).write(Path(folder) / f"{name}.json", 2, 4)
@@ -72,10 +73,16 @@ def recordings():
     return found
 
 
+ADDED = """
+    world_size threads versions unprofiled_step_ns parameters optimizers collected profiler_cost held_before
+"""
+
+
 @cache
 def traces():
     """Return them imported; the first has what `daydream collect` adds, the last has two ranks."""
     from daydream.collect.importers import import_trace
+    from daydream.trace.trace import Trace
 
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,27 +91,10 @@ def traces():
             path.write_bytes(text)
             found.append(import_trace([path]))
         found.append(import_trace([Path(folder) / "2.json"] * 2, ranks=[0, 1]))
-    found[0].metadata |= COLLECTED
+    collected = Trace.load(TESTS.parent / "examples" / "train_gpt_h200.parquet").metadata
+    found[0].metadata |= {name: collected[name] for name in ADDED.split()}
+    found[0].metadata["held_before"]["0"]["segments"][2:] = found[0].metadata["parameters"][4:] = []
     return found
-
-
-COLLECTED = {
-    "world_size": 1, "threads": 4, "versions": {"torch": "2.4"}, "unprofiled_step_ns": [900_000, 910_000],
-    "parameters": [{"name": "a.weight", "layer": "a", "shape": [32, 64], "dtype": "float32", "device": "cuda:0",
-                    "requires_grad": True, "gradient_bytes": 8192}],
-    "optimizers": [{"name": "SGD", "state_bytes": 0, "groups": [
-        {"settings": {"lr": 0.1, "momentum": 0}, "tensors": 1, "elements": 2048, "parameters": ["a.weight"]}]}],
-    "ddp": [{"cap_bytes": 1 << 20, "buckets": [{"bytes": 8192, "parameters": ["a.weight"]}]}],
-    "collected": {"warmup": 5, "steps": 3, "unprofiled": 20, "ran": 40},
-    "profiler_cost": {"event_ns": {"forward": 1000, "backward": 900, "optimizer": 800}, "input_ns": 10, "annotation_ns": 100,
-                      "module_ns": 50, "inside_ns": 200, "before_share": 0.4, "heads": [["forward", "aten::linear", "aten::addmm", 9, 900.0]],
-                      "step_hooks_ns": 500, "memory_ns": 200.0},
-    "held_before": {"0": {"allocated_bytes": 1024, "reserved_bytes": 2097152, "segments": [
-        {"address": 4096, "total_size": 2097152, "stream": 0, "pool": "small", "is_expandable": False, "private": False,
-         "blocks": [[1024, 1000], [2096128, None]]}]}},
-    "groups": [{"name": "0", "description": "", "ranks": [0]}],
-    "counters": [{"name": "ampere_sgemm_32x32_tn", "flop": 1000, "bytes": 2000}],
-}  # fmt: skip
 
 
 @cache
@@ -375,17 +365,13 @@ def allocations(chance):
 
 
 KERNELS = ("axpy", "dot", "axpy", "dot")
-TRACE = json.dumps({
-    "traceEvents": [
-        event for n, name in enumerate(KERNELS) for event in (
-            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 20 * n, "dur": 5,
-             "args": {"correlation": n}},
-            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 20 * n + 6, "dur": 9,
-             "args": {"correlation": n, "device": 0, "stream": 7, "grid": [16, 1, 1], "block": [64, 1, 1]}},
-        )
-    ],
-    "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}],
-}).encode()  # fmt: skip
+A100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]}
+LAUNCHES = "\n".join(
+    f"call cudaLaunchKernel {20 * at} {20 * at + 5} correlation={at}\n"
+    f"kernel {name} {20 * at + 6} {20 * at + 15} correlation={at} grid=[16,1,1] block=[64,1,1]"
+    for at, name in enumerate(KERNELS)
+)
+TRACE = json.dumps(kineto_of(LAUNCHES, **A100)).encode()
 METRICS = (
     ("dram__bytes.sum", "Mbyte", "1,362.20"), ("lts__t_bytes.sum", "byte", "5000"),
     ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst", "2147483648"),

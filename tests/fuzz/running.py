@@ -183,19 +183,15 @@ def main(words=None):
     given = asked.parse_args(words)
     os.environ["DAYDREAM_CACHE"] = "off"  # not the user's own; tests/test_cache.py damages one
     prepare()
-    begin, number = time.monotonic(), given.first
-    kinds = {}
-    failures = Counter()
-    slowest = (0.0, 0)
-    last = given.first + given.cases
+    begin, number, last = time.monotonic(), given.first, given.first + given.cases
+    ended, failures, slowest = Counter(), Counter(), (0.0, 0)
     while number < last and time.monotonic() - begin < given.seconds:
         numbers = range(number, min(number + IN_A_CHILD, last))
         number = numbers.stop
         for at, what, said, seconds in batch(numbers, given.seed):
-            case = case_of(given.seed, at)
+            case, fine = case_of(given.seed, at), what in ("answered", "refused")
             slowest = max(slowest, (seconds, at))
-            fine = what in ("answered", "refused")
-            kinds.setdefault(case.kind, Counter())[what if fine else "failed"] += 1
+            ended[case.kind, what if fine else "failed"] += 1
             if fine:
                 continue
             telling = [line for line in said.splitlines() if "internal error" in line or "Warning" in line]
@@ -206,11 +202,10 @@ def main(words=None):
                 for name, content in case.files.items() if given.keep else ():
                     given.keep.mkdir(exist_ok=True, parents=True)
                     (given.keep / f"{at}-{Path(name).name}").write_bytes(content)
-    print(f"{'kind':18}{'answered':>10}{'refused':>9}{'failed':>8}")
-    for kind, counts in [*sorted(kinds.items()), ("all", sum(kinds.values(), Counter()))]:
-        print(f"{kind:18}{counts['answered']:10,}{counts['refused']:9,}{counts['failed']:8,}")
+    print(*(f"{count:6,} {kind}: {what}" for (kind, what), count in sorted(ended.items())), sep="\n")
     print(
-        f"seed {given.seed}, {time.monotonic() - begin:,.0f} s; the slowest took {slowest[0]:.1f} s of CPU (case {slowest[1]})"
+        f"seed {given.seed}, {time.monotonic() - begin:,.0f} s; the slowest took {slowest[0]:.1f} s of CPU",
+        end=" ",
     )
-    print("".join(f"{times} x {mark}\n" for mark, times in failures.items()), end="")
-    return 1 if failures else 0
+    print(f"(case {slowest[1]})", *(f"{times} x {mark}" for mark, times in failures.items()), sep="\n")
+    return int(bool(failures))

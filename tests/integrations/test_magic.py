@@ -1,7 +1,5 @@
 """`%load_ext daydream` and `%%daydream`, in a notebook that a kernel of its own runs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,24 +1,23 @@
 """SQL over traces: what the tables hold, and what a query cannot reach."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli.command_line import daydream as command_line
+from graph.small_traces import trace
 
 import daydream
 from daydream.errors import DaydreamError
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.trace import Trace
 
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
 from daydream.integrations.sql import TABLES, database, query  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+CPU = str(EXAMPLES / "mlp_cpu.json.gz")
 SECRET = "what no query may see"
 
 
@@ -29,16 +28,15 @@ def gpu():
 
 def small():
     """An operator of 10 ns, the call in it, and the kernel that the call launched at 4 ns; memory of both."""
-    kinds = ["operator", "runtime", "kernel"]
-    columns = {
-        "kind": np.array([0, 1, 2]), "name": np.array([0, 1, 2]), "start_ns": np.array([0, 4, 9]),
-        "duration_ns": np.array([10, 2, 5]), "parent": np.array([-1, 0, 1]), "stream": np.array([-1, -1, 7]),
-    }  # fmt: skip
-    texts = {"kind": kinds, "name": ["aten::mm", "cudaLaunchKernel", "gemm"]}
-    memory = MemoryEvents({
+    found = trace("""
+        op aten::mm 0 .01
+        call cudaLaunchKernel .004 .006 correlation=1
+        kernel gemm .009 .014 correlation=1
+    """)
+    found.memory = MemoryEvents({
         "time_ns": np.array([1, 8]), "bytes": np.array([512, -512]), "address": np.array([-1, 64]),
     })  # fmt: skip
-    return Trace(columns, texts, {}, memory)
+    return found
 
 
 def test_the_tables_are_those_of_the_schema_whatever_the_trace_lacks():
@@ -116,25 +114,23 @@ def run(*words):
 
 
 def test_the_command_prints_rows_or_one_object():
-    trace = str(EXAMPLES / "mlp_cpu.json.gz")
     asked = "SELECT phase, sum(duration_ns) AS total_ns FROM operators GROUP BY phase ORDER BY phase LIMIT 2"
 
-    done = run("--trace", trace, asked, "--json")
+    done = run("--trace", CPU, asked, "--json")
     found = json.loads(done.out)
     assert found["schema"] == 1
     assert [column["name"] for column in found["columns"]] == ["phase", "total_ns"]
     assert [row[0] for row in found["rows"]] == ["backward", "data"]
-    said = run("--trace", trace, asked).out
+    said = run("--trace", CPU, asked).out
     assert said.splitlines()[0] == "rows (2 rows)"
     assert "ms" in said
 
 
 def test_the_command_refuses_in_a_line():
-    trace = str(EXAMPLES / "mlp_cpu.json.gz")
     for words, code, part in (
-        (["--trace", trace, "DROP TABLE events"], 1, "a trace is only read"),
-        (["--trace", trace, "SELECT x FROM events"], 1, "The tables are events"),
-        (["--trace", trace], 2, "missing argument 'QUERY'"),
+        (["--trace", CPU, "DROP TABLE events"], 1, "a trace is only read"),
+        (["--trace", CPU, "SELECT x FROM events"], 1, "The tables are events"),
+        (["--trace", CPU], 2, "missing argument 'QUERY'"),
         (["SELECT 1"], 2, "missing argument 'TRACE'"),
     ):
         done = run(*words)

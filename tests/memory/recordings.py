@@ -1,7 +1,5 @@
 """Recordings of memory, written by hand as Kineto writes them."""
 
-from __future__ import annotations
-
 import json
 
 import daydream

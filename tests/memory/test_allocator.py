@@ -1,7 +1,5 @@
 """The caching allocator by hand and by laws, its settings, and what lies in it at the start."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import pairwise
 

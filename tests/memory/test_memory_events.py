@@ -1,27 +1,48 @@
 """Memory events of a trace: their rows, their pairs and what each tensor is."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_rows import memory_row, written
 from pyarrow import parquet
 from recordings import PARAMETER, SGD, Recording, training_step
 
 import daydream
 from daydream.errors import TraceError
-from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP, Allocations
+from daydream.memory.allocations import AFTER, BEFORE, EVENT, KINDS, STEP
 from daydream.memory.lifetimes import allocations, paired
 from daydream.trace.memory_events import COLUMNS, HOST, MemoryEvents
 from daydream.trace.trace import Trace
+
+
+def memory_row(at, nbytes, address, total=None, **more):
+    """Return an allocation of device 0, or a free (bytes below 0); `more` replaces arguments."""
+    args = {"Bytes": nbytes, "Addr": address, "Device Id": 0, "Device Type": 1}
+    if total is not None:
+        args |= {"Total Allocated": total, "Total Reserved": 1 << 21}
+    given = {name.replace("_", " "): value for name, value in more.items()}
+    return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": {**args, **given}}
+
+
+def operator(name, at, duration):
+    """Return an operator on the thread of the memory rows."""
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": duration}
+
+
+def written(folder, rows, **document):
+    """Write an operator from 0 to 100 us and these rows."""
+    path = folder / "t.json"
+    path.write_text(json.dumps({"traceEvents": [operator("aten::mm", 0, 100), *rows], **document}))
+    return path
+
+
+# Memory events of a trace: their rows, their pairs and what each tensor is
+
 
 # Memory events that are imported, saved and doubted: files by hand, and what is said of odd ones
 
@@ -30,11 +51,11 @@ LEFT_OUT = "of memory told no time, device or number of bytes and"
 BOTH = [memory_row(10, 1024, 4096, 5120), memory_row(20, -1024, 4096, 4096)]
 
 
-def notes_of(path: Path) -> list[str]:
+def notes_of(path):
     return list(daydream.load(path).metadata["notes"])
 
 
-def held_of(path: Path) -> Allocations:
+def held_of(path):
     trace = daydream.load(path)
     return paired(trace, trace.memory)
 
@@ -90,7 +111,7 @@ def test_what_is_saved_is_what_is_read(tmp_path_factory, rows):
         assert again.memory[name].tolist() == events[name].tolist(), name
 
 
-def saved(folder: Path, text: bytes) -> Path:
+def saved(folder, text):
     """Save a trace whose file, of schema 1, says this of memory."""
     trace = daydream.load(written(folder, []))
     table = pa.Table.from_batches([trace.to_arrow()])
@@ -100,13 +121,13 @@ def saved(folder: Path, text: bytes) -> Path:
     return path
 
 
-def encoded(table: pa.Table) -> bytes:
+def encoded(table):
     file = io.BytesIO()
     parquet.write_table(table, file)
     return base64.b64encode(file.getvalue())
 
 
-def int64(*values: int | None) -> pa.Array:
+def int64(*values):
     return pa.array(values, pa.int64())
 
 
@@ -157,7 +178,7 @@ UNTRUE = {
 }  # fmt: skip
 
 
-def saved_rows(path: Path, **changes: list | None) -> Path:
+def saved_rows(path, **changes):
     """Write a file of these columns, which says that it is a trace."""
     arrays = {
         name: pa.array(column).dictionary_encode() if name in ("kind", "name") else pa.array(column)
@@ -292,7 +313,7 @@ ON_GPU = {**PARAMETER, "device": "cuda:0"}
 
 def kinds_of(held):
     """Bytes -> the set of kinds that allocations of that size have."""
-    found: dict[int, set[str]] = {}
+    found = {}
     for nbytes, kind in zip(held["bytes"].tolist(), held["kind"].tolist(), strict=True):
         found.setdefault(nbytes, set()).add(KINDS[kind])
     return found

@@ -1,7 +1,5 @@
 """What each optimization does to memory, worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from two_blocks import (
@@ -349,7 +347,7 @@ def test_products_in_16_bits_hold_up_to_a_result_in_32_bits_and_both_operands():
 # The optimizer's state among what was held before a recording, worked out by hand
 
 
-def on_a_gpu(before: int, **metadata):
+def on_a_gpu(before, **metadata):
     """The steps of Adam on a GPU whose totals tell that so many bytes were held before them."""
     trace = two_blocks()
     events = {name: trace.memory[name] for name in ("time_ns", "address", "bytes", "pid", "tid")}
@@ -363,7 +361,7 @@ def on_a_gpu(before: int, **metadata):
     return trace
 
 
-def before(held, kind: str) -> list[int]:
+def before(held, kind):
     return held["bytes"][held.where(kind=kind, on="gpu") & (held["begin"] == BEFORE)].tolist()
 
 

@@ -1,7 +1,5 @@
 """The peak of a trace, whether it fits, and what a change makes of it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -324,7 +322,7 @@ changes = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10**6), st.intege
 @given(changes)
 def test_sums_add_up_to_the_peak_of_any_history(asked):
     """Each request allocates at an address of a device that is free, or frees what lies there."""
-    held: dict[tuple[int, int], int] = {}
+    held = {}
     rows = []
     for address, asked_bytes, device in asked:
         nbytes = asked_bytes if device < 0 else -(-asked_bytes // 512) * 512

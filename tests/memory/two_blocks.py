@@ -14,11 +14,11 @@ g1, g0        256  linear's backward   the next step's zero_grad
 s1, s2        256  optimizer, each parameter in turn: two at once
 """
 
-from __future__ import annotations
-
 import json
+from functools import partial
 
 import numpy as np
+from graph.small_traces import PID, note, op, row, trace
 
 from daydream.memory.allocations import BEFORE
 from daydream.memory.lifetimes import allocations
@@ -32,34 +32,32 @@ BATCH, WIDTH = 2, 8
 LAYER = 4 * BATCH * WIDTH  # bytes of an activation: 64
 WEIGHT = 4 * WIDTH * WIDTH  # 256
 ALWAYS = 2 * WEIGHT + 4 * WEIGHT  # parameters, and Adam's two moments
+MODULE = partial(row, "module", pid=PID, tid=1)
 ROW, FORWARD, BACK = [BATCH, WIDTH], "forward", "backward"
 
 
 class Program:
-    """Rows of a trace, one after the other on a thread, and what each allocates and frees."""
+    """Calls on a thread, one after the other, 20 ns each, and what each allocates and frees."""
 
     def __init__(self):
         self.rows, self.events, self.now = [], [], 0
         self.address = {}
 
-    def call(self, name, *changes, **columns):
+    def row(self, make, name, start, end, shapes=None, **columns):
+        """Add a row of these times in ns."""
+        told = {"shapes": shapes and json.dumps(shapes), "dtype": "float32" if shapes else None}
+        self.rows.append(make(name, start / 1000, end / 1000, op=name, **columns, **told))
+
+    def call(self, name, *changes, under=None, **columns):
         """A call that allocates (name, bytes) and frees names, inside another of the same time if `under`."""
-        start, under = self.now, columns.pop("under", None)
-        around = len(self.rows)
+        start = self.now
         if under is not None:
-            self.rows.append(
-                {"name": under, "start": start, "duration": 20, "parent": -1, **columns, "shapes": None}
-            )
-        parent = around if under is not None else -1
-        self.rows.append({"name": name, "start": start + 1, "duration": 18, "parent": parent, **columns})
+            self.row(op, under, start, start + 20, **columns | {"shapes": None})
+            del columns["sequence"]
+        self.row(op, name, start + 1, start + 19, **columns)
         for place, change in enumerate(changes):
             self.change(change, start + 2 + place)
         self.now += 20
-
-    def around(self, name, kind, at, **columns):
-        """A range from a time until now."""
-        row = {"name": name, "kind": kind, "start": at, "duration": self.now - at, "parent": -1}
-        self.rows.append({**row, **columns})
 
     def change(self, change, at=None):
         if at is None:
@@ -73,103 +71,54 @@ class Program:
             self.address[name] = (4096 + 4096 * len(self.events), nbytes)
             self.events.append((at, *self.address[name]))
 
+    def left(self, *names):
+        """Return which of these were allocated in the step before."""
+        return [name for name in names if name in self.address]
+
     def step(self, number):
-        begin = self.now
-        how = {"step": number}
-        for gradient in ("g1", "g0"):
-            if gradient in self.address:
-                self.change(gradient)
-        old = ["x"] if "x" in self.address else []
-        for name in old:
+        for name in self.left("g1", "g0", "x"):
             self.change(name)
-        self.call("aten::randn", ("x", LAYER), phase="data", **how)
+        self.call("aten::randn", ("x", LAYER), phase="data")
+        first = 10 * number
         for block in (0, 1):
-            layer = {"phase": FORWARD, **how}
-            shapes = [[WIDTH], ROW, [WIDTH, WIDTH], [], []]
-            sequence, at = 10 * number + 2 * block + 1, self.now
-            self.call("aten::addmm", (f"y{block}", LAYER), layer=f"blocks.{block}.fc", shapes=shapes,
-                      sequence=sequence, **layer)  # fmt: skip
-            self.call("aten::relu", (f"a{block}", LAYER), layer=f"blocks.{block}.act", shapes=[ROW],
-                      sequence=sequence + 1, **layer)  # fmt: skip
+            layer, at = f"blocks.{block}", self.now
+            for place, (name, part, what, shapes) in enumerate((
+                ("aten::addmm", "fc", "y", [[WIDTH], ROW, [WIDTH, WIDTH], [], []]),
+                ("aten::relu", "act", "a", [ROW]),
+            )):  # fmt: skip
+                where = {"layer": f"{layer}.{part}", "phase": FORWARD, "shapes": shapes}
+                self.call(name, (f"{what}{block}", LAYER), sequence=first + 2 * block + 1 + place, **where)
             self.change(f"y{block}")
-            self.around("Block", "module", at, layer=f"blocks.{block}", **layer)
-        old = ["loss"] if "loss" in self.address else []
-        self.call("aten::mse_loss", *old, ("loss", 4), phase="loss", shapes=[ROW, ROW, []],
-                  sequence=10 * number + 5, **how)  # fmt: skip
-        self.backward(
-            "MseLossBackward0", ("aten::mse_loss_backward", [[], ROW, ROW, []]), 5, None, ("ga", LAYER), **how
-        )
+            self.row(MODULE, "Block", at, self.now, layer=layer, phase=FORWARD)
+        loss = {"phase": "loss", "shapes": [ROW, ROW, []], "sequence": first + 5}
+        self.call("aten::mse_loss", *self.left("loss"), ("loss", 4), **loss)
+        loss = "aten::mse_loss_backward", [[], ROW, ROW, []]
+        self.backward("Mse", loss, first + 5, None, ("ga", LAYER))
         for block, given in ((1, "ga"), (0, "gx")):
-            layer = f"blocks.{block}"
-            relu, linear = (("aten::threshold_backward", [ROW, ROW, []]), ("aten::mm", [[WIDTH, BATCH], ROW]))
-            self.backward("ReluBackward0", relu, 2 * block + 2, f"{layer}.act", (f"gy{block}", LAYER), given,
-                          f"a{block}", **how)  # fmt: skip
-            made = [(f"g{block}", WEIGHT)]
+            layer, numbers = f"blocks.{block}", (first + 2 * block + 1, first + 2 * block + 2)
+            relu = "aten::threshold_backward", [ROW, ROW, []]
+            freed = (f"gy{block}", LAYER), given, f"a{block}"
+            self.backward("Relu", relu, numbers[1], f"{layer}.act", *freed)
             if block:
-                self.backward(
-                    "AddmmBackward0",
-                    ("aten::mm", [ROW, [WIDTH, WIDTH]]),
-                    3,
-                    f"{layer}.fc",
-                    ("gx", LAYER),
-                    **how,
-                )
-            self.backward("AddmmBackward0", linear, 2 * block + 1, f"{layer}.fc", *made, f"gy{block}", **how)
+                of_input = "aten::mm", [ROW, [WIDTH, WIDTH]]
+                self.backward("Addmm", of_input, numbers[0], f"{layer}.fc", ("gx", LAYER))
+            of_weight = "aten::mm", [[WIDTH, BATCH], ROW]
+            made = (f"g{block}", WEIGHT), f"gy{block}"
+            self.backward("Addmm", of_weight, numbers[0], f"{layer}.fc", *made)
         at = self.now
         for block in (0, 1):
-            tensor = [[WIDTH, WIDTH]]
-            layer = {"layer": f"blocks.{block}.fc", "phase": "optimizer", "shapes": tensor, **how}
-            self.call("aten::sqrt", ("s1", WEIGHT), **layer)
-            self.call("aten::div", ("s2", WEIGHT), **layer)
+            where = {"layer": f"blocks.{block}.fc", "phase": "optimizer", "shapes": [[WIDTH, WIDTH]]}
+            self.call("aten::sqrt", ("s1", WEIGHT), **where)
+            self.call("aten::div", ("s2", WEIGHT), **where)
             self.change("s1")
-            self.call("aten::addcdiv_", **layer)
+            self.call("aten::addcdiv_", **where)
             self.change("s2")
-        self.around("Optimizer.step#Adam.step", "annotation", at, phase="optimizer", **how)
-        return begin, self.now
+        self.row(note, "Optimizer.step#Adam.step", at, self.now, phase="optimizer")
 
-    def backward(self, node, call, sequence, layer, *changes, **how):
-        number = 10 * how["step"] + sequence
-        self.call(call[0], *changes, layer=layer, phase=BACK, shapes=call[1],
-                  under=f"autograd::engine::evaluate_function: {node}", sequence=number, **how)  # fmt: skip
-
-    def trace(self, steps, **metadata):
-        order = sorted(
-            range(len(self.rows)), key=lambda row: (self.rows[row]["start"], -self.rows[row]["duration"])
-        )
-        place = {row: number for number, row in enumerate(order)}
-        rows = [self.rows[row] for row in order]
-        columns, texts = {}, {}
-        for name in ("name", "kind", "layer", "phase", "shapes", "op", "dtype"):
-            values = [self._text(row, name) for row in rows]
-            texts[name] = sorted({value for value in values if value is not None})
-            columns[name] = np.array([-1 if value is None else texts[name].index(value) for value in values])
-        columns["start_ns"] = np.array([row["start"] for row in rows])
-        columns["duration_ns"] = np.array([row["duration"] for row in rows])
-        columns["parent"] = np.array([place.get(row["parent"], -1) for row in rows])
-        columns["step"] = np.array([row.get("step", -1) for row in rows])
-        columns["sequence"] = np.array([self._sequence(row) for row in rows])
-        columns["tid"] = columns["pid"] = np.ones(len(rows), np.int64)
-        events = np.array(self.events, np.int64)
-        one = np.ones(len(events), np.int64)
-        memory = MemoryEvents(
-            {"time_ns": events[:, 0], "address": events[:, 1], "bytes": events[:, 2], "pid": one, "tid": one}
-        )
-        return Trace(columns, texts, {"steps": steps, **metadata}, memory)
-
-    def _sequence(self, row):
-        is_inner = row["parent"] >= 0  # of a node's own calls
-        return -1 if is_inner else row.get("sequence", -1)
-
-    def _text(self, row, name):
-        if name == "kind":
-            return row.get("kind", "operator")
-        if name == "op":
-            return row["name"]
-        if name == "dtype":
-            return "float32" if row.get("shapes") else None
-        if name == "shapes":
-            return json.dumps(row["shapes"]) if row.get("shapes") is not None else None
-        return row.get(name)
+    def backward(self, node, call, sequence, layer, *changes):
+        name, shapes = call
+        under = f"autograd::engine::evaluate_function: {node}{'' if node != 'Mse' else 'Loss'}Backward0"
+        self.call(name, *changes, under=under, sequence=sequence, layer=layer, phase=BACK, shapes=shapes)
 
 
 PARAMETERS = [
@@ -186,15 +135,16 @@ ADAM = {
 
 def two_blocks(steps=3):
     """The trace of some steps."""
-    program = Program()
-    named = []
+    program, borders = Program(), [0]
     for number in range(steps):
-        begin, end = program.step(number)
-        named.append({
-            "name": f"step {number + 5}", "rank": 0, "start_ns": begin, "end_ns": end, "completion_ns": end,
-            "measured_ns": end - begin if number else None, "covered": number > 0, "why_not": None,
-        })  # fmt: skip
-    return program.trace(named, parameters=PARAMETERS, optimizers=[ADAM])
+        program.step(number)
+        borders.append(program.now / 1000)
+    about = {"parameters": PARAMETERS, "optimizers": [ADAM], "vendor": "cpu"}
+    found = trace(program.rows, steps=borders, **about)
+    time, address, nbytes = np.array(program.events, np.int64).T
+    thread = {"pid": np.full(len(time), PID), "tid": np.ones(len(time), np.int64)}
+    found.memory = MemoryEvents({"time_ns": time, "address": address, "bytes": nbytes, **thread})
+    return found
 
 
 def held_when(held, op, step=1):

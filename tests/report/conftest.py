@@ -1,7 +1,5 @@
 """A recording that the tests of reports share."""
 
-from __future__ import annotations
-
 import pytest
 from machine.programs import PROGRAMS
 
@@ -9,7 +7,7 @@ import daydream
 
 
 @pytest.fixture(scope="module")
-def replay(tmp_path_factory: pytest.TempPathFactory) -> daydream.Replay:
+def replay(tmp_path_factory):
     """Return the replay of a program that waits for its device: steps 4 to 8 of 12."""
     path = tmp_path_factory.mktemp("replay") / "step.json"
     PROGRAMS["synchronizing"]().run(steps=12).write(path, 4, 8)

@@ -1,7 +1,5 @@
 """Figures show the figures of the results, and need matplotlib only when they are drawn."""
 
-from __future__ import annotations
-
 import pytest
 
 import daydream

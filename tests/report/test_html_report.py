@@ -1,16 +1,15 @@
 """The page of a report, its figures and what a notebook shows."""
 
-from __future__ import annotations
-
 import base64
+import json
 import re
 import zlib
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from html_document import Document
 from machine.programs import PROGRAMS
 
 import daydream
@@ -28,6 +27,55 @@ from daydream.report.timeline import (
 )
 from daydream.report.views.nouns import MOST_ROWS
 
+EMPTY = {"meta", "input"}  # elements without an end
+
+
+class Document(HTMLParser):
+    """The texts and elements of a page; refuses what is not closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables = []
+        self.attributes = set()
+        self.scripts = {}
+        self.words = ""
+        self.open = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes |= {(tag, name, value) for name, value in attrs}
+        if tag not in EMPTY:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts[dict(attrs).get("id") or f"program {len(self.scripts)}"] = ""
+        elif tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        inside = self.open[-1] if self.open else ""
+        if inside == "script":
+            self.scripts[list(self.scripts)[-1]] += data
+        elif inside != "style":
+            self.words += data
+            if {"td", "th"} & set(self.open):
+                self.tables[-1][-1][-1] += data
+
+    def data(self, name):
+        return json.loads(self.scripts[name])
+
+
+# The page of a report, its figures and what a notebook shows
+
+
 # The HTML report: one file that asks for nothing, says what the screen says, and that no name can break
 
 
@@ -35,13 +83,13 @@ NASTY = "</script><script>alert('1')</script><!-- \"&amp; \u2028 \x1b[31m"
 PROGRAMS_IN_PAGE, DATA_IN_PAGE = 5, 2
 
 
-def numbers(text: str) -> np.ndarray:
+def numbers(text):
     """Return a packed column, read as `spans.js` does."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8).reshape(4, -1)
     return np.ascontiguousarray(planes.T).view("<i4").reshape(-1).astype(np.int64)
 
 
-def a_replay(folder: Path, program: str = "synchronizing") -> daydream.Replay:
+def a_replay(folder, program="synchronizing"):
     PROGRAMS[program]().run(steps=30).write(folder / "step.json.gz", 24, 27)
     return daydream.replay(folder / "step.json.gz")
 
@@ -122,7 +170,7 @@ def test_packed_spans_give_back_the_tasks(replay):
     step, _ = replay.settled.typical()
     window = simulated_window(replay.timeline, replay.settled.copy, step)
     spans = simulated_in(replay.timeline, replay.settled.copy, window)
-    names: dict[str, int] = {}
+    names = {}
     said = packed("replayed", replay.graph, window, spans, names)
 
     columns = {name: numbers(text) for name, text in said["columns"].items()}

@@ -1,9 +1,7 @@
 """What an answer becomes: its views, and each view as text, page, Markdown."""
 
-from __future__ import annotations
-
 from graph.small_traces import op, trace
-from html_document import Document
+from report.test_html_report import Document
 from shared import shared_replay
 from view_text import view_text
 

@@ -5,13 +5,11 @@ tests/report/test_shared_screens.py` and read the difference. `explain` has its 
 What optimizations predict is left out but for `scale`: it changes with each that gets better.
 """
 
-from __future__ import annotations
-
-import os
 from functools import partial
 from pathlib import Path
 
 import pytest
+from cli.command_line import held_to
 from shared import shared_replay
 from view_text import view_text
 
@@ -64,13 +62,7 @@ SCREENS = {
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("kind", TRACES)
 def test_the_screen_is_as_reviewed(kind, screen):
-    text = SCREENS[screen](shared_replay(TRACES[kind])) + "\n"
-
-    golden = GOLDEN / f"{kind}_{screen}.txt"
-    if os.environ.get("DAYDREAM_GOLDEN") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    held_to(f"shared/{kind}_{screen}.txt", SCREENS[screen](shared_replay(TRACES[kind])) + "\n")
 
 
 @pytest.mark.parametrize("golden", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)

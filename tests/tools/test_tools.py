@@ -1,16 +1,14 @@
 """Tools: what each callback is given, ranges worked by hand, and mistakes of a user's own."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from graph.small_traces import PID
+from graph.small_traces import trace as trace_of
 from shared import TRACES, shared_trace
 
 import daydream
@@ -18,92 +16,65 @@ from daydream.errors import DaydreamError
 from daydream.tools.run import find_tool, tools
 from daydream.tools.tool import ToolError
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import FIELDS
 
 MB = 1 << 20
-# kind, name, start, duration, parent, layer, step, sequence, forward thread
-ROWS = [
-    ("annotation", "block", 0, 100, -1, None, 0, -1, -1),
-    ("operator", "aten::linear", 10, 30, 0, "fc1", 0, 5, -1),
-    ("runtime", "cudaLaunchKernel", 20, 5, 1, "fc1", 0, -1, -1),
-    ("kernel", "gemm", 50, 40, 2, "fc1", 0, -1, -1),
-    ("operator", "aten::detach", 60, 5, 0, None, 0, 6, -1),
-    ("operator", "aten::relu", 120, 10, -1, "act", 0, 6, -1),
-    ("operator", "ReluBackward0", 200, 20, -1, "act", 0, 6, 1),
-    ("operator", "AddmmBackward0", 230, 30, -1, "fc1", 0, 5, 1),
-    ("runtime", "cudaLaunchKernel", 240, 5, 7, "fc1", 0, -1, -1),
-    ("kernel", "gemm_grad", 300, 60, 8, "fc1", 0, -1, -1),
-    ("runtime", "cudaStreamSynchronize", 400, 70, -1, None, 1, -1, -1),
-    ("memcpy", "Memcpy DtoH (Device -> Pageable)", 410, 50, 10, None, 1, -1, -1),
-    ("collective", "ncclDevKernel_AllReduce", 500, 80, -1, None, 1, -1, -1),
-]
-NAMES = ("kind", "name", "start_ns", "duration_ns", "parent", "layer", "step", "sequence", "forward_thread")
-BACKWARD = (6, 7, 8)  # rows of autograd's thread
-ON_DEVICE = {"kernel", "memcpy", "collective"}
 
 
 @pytest.fixture
-def trace() -> daydream.Trace:
-    columns: dict[str, np.ndarray] = {}
-    texts: dict[str, list[str]] = {}
-    for name, values in zip(NAMES, zip(*ROWS, strict=True), strict=True):
-        if FIELDS[name].type == "text":
-            texts[name] = list(dict.fromkeys(value for value in values if value is not None))
-            columns[name] = np.array([-1 if value is None else texts[name].index(value) for value in values])
-        else:
-            columns[name] = np.array(values)
-    device = np.array([row[0] in ON_DEVICE for row in ROWS])
-    columns |= {
-        "rank": np.zeros(len(ROWS), np.int64),
-        "tid": np.where(device, FIELDS["tid"].null, np.where(np.isin(np.arange(len(ROWS)), BACKWARD), 2, 1)),
-        "pid": np.where(device, FIELDS["pid"].null, 1),
-        "device": np.where(device, 0, -1),
-        "stream": np.where(device, 7, -1),
-        "bytes": np.array([MB if row[0] == "memcpy" else -1 for row in ROWS]),
-    }
-    steps = [
-        {"name": "ProfilerStep#3", "rank": 0, "start_ns": 0, "end_ns": 380, "covered": True, "why_not": None},
-        {
-            "name": "ProfilerStep#13",
-            "rank": 0,
-            "start_ns": 380,
-            "end_ns": 600,
-            "covered": True,
-            "why_not": None,
-        },
-    ]
-    memory = MemoryEvents({
+def trace():
+    found = trace_of(
+        """
+        note block 0 .1
+        op aten::linear .01 .04 layer=fc1 sequence=5
+        call cudaLaunchKernel .02 .025 layer=fc1 correlation=1
+        kernel gemm .05 .09 layer=fc1 correlation=1
+        op aten::detach .06 .065 sequence=6
+        op aten::relu .12 .13 layer=act sequence=6
+        op ReluBackward0 .2 .22 tid=2 layer=act sequence=6 forward_thread=1
+        op AddmmBackward0 .23 .26 tid=2 layer=fc1 sequence=5 forward_thread=1
+        call cudaLaunchKernel .24 .245 tid=2 layer=fc1 correlation=2
+        kernel gemm_grad .3 .36 layer=fc1 correlation=2
+        call cudaStreamSynchronize .4 .47 correlation=3
+        memcpy Memcpy DtoH (Device -> Pageable) .41 .46 correlation=3 bytes=1048576
+        collective ncclDevKernel_AllReduce .5 .58
+        """,
+        steps=(0, 0.38, 0.6),
+        source="by hand",
+    )
+    for step, number in zip(found.metadata["steps"], (3, 13), strict=True):
+        step |= {"name": f"ProfilerStep#{number}", "covered": True}
+    found.memory = MemoryEvents({
         "time_ns": np.array([15, 250, 405]), "bytes": np.array([MB, 2 * MB, -MB]),
-        "device": np.zeros(3, np.int64),
-        "pid": np.ones(3, np.int64), "tid": np.array([1, 2, 1]), "address": np.array([100, 200, 100]),
+        "device": np.zeros(3, np.int64), "address": np.array([100, 200, 100]),
+        "pid": np.full(3, PID), "tid": np.array([1, 2, 1]),
     })  # fmt: skip
-    return daydream.Trace(columns, texts, {"steps": steps, "source": "by hand"}, memory)
+    return found
 
 
 @daydream.tool
 class Everything:
     """The names that each callback is given."""
 
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.columns: dict[str, Any] = {}
+    def __init__(self):
+        self.seen = []
+        self.columns = {}
 
-    def on_kernel(self, event: Any) -> None:
+    def on_kernel(self, event):
         self.seen.append(event.name)
 
     on_operator = on_call = on_copy = on_annotation = on_step = on_kernel
 
-    def on_allocation(self, event: Any) -> None:
+    def on_allocation(self, event):
         self.seen.append(f"{event.bytes} in {event.parent.name if event.parent else None}")
 
-    def on_kernels(self, kernels: Any) -> None:
+    def on_kernels(self, kernels):
         self.columns = {"ns": kernels["duration_ns"].tolist(), "names": kernels.values("name")}
 
-    def result(self) -> dict[str, Any]:
+    def result(self):
         return {"seen": self.seen, **self.columns}
 
 
-def test_every_callback_is_given_its_events_by_time(trace: daydream.Trace) -> None:
+def test_every_callback_is_given_its_events_by_time(trace):
     found = daydream.run_tool(Everything, trace)
     assert found["seen"] == [
         "block", "ProfilerStep#3", "aten::linear", f"{MB} in aten::linear", "cudaLaunchKernel", "gemm",
@@ -128,9 +99,7 @@ def test_every_callback_is_given_its_events_by_time(trace: daydream.Trace) -> No
         ("kernels:1-1", ["ProfilerStep#3", "gemm_grad"]),
     ],
 )  # fmt: skip
-def test_a_range_leaves_what_it_names_with_its_backward_pass(
-    trace: daydream.Trace, text: str, seen: list[str]
-) -> None:
+def test_a_range_leaves_what_it_names_with_its_backward_pass(trace, text, seen):
     assert sorted(daydream.run_tool(Everything, trace, text)["seen"]) == sorted(seen)
 
 
@@ -138,7 +107,7 @@ def test_a_range_leaves_what_it_names_with_its_backward_pass(
     ("text", "said"),
     [
         ("blocks.1", "is no range; write layer:GLOB"),
-        ("layer:fc9", "no layer matches 'fc9'; layers are fc1, act"),
+        ("layer:fc9", "no layer matches 'fc9'; layers are act, fc1"),
         ("step:4", "no step '4'; steps are ProfilerStep#3, ProfilerStep#13"),
         ("step:", "no step ''"),
         ("annotation:(", "no regular expression"),
@@ -147,12 +116,12 @@ def test_a_range_leaves_what_it_names_with_its_backward_pass(
         ("kernels:3-4", "has 3 kernels"),
     ],
 )
-def test_a_range_that_names_nothing_says_so(trace: daydream.Trace, text: str, said: str) -> None:
+def test_a_range_that_names_nothing_says_so(trace, text, said):
     with pytest.raises(daydream.TraceError, match=re.escape(said)):
         daydream.run_tool(Everything, trace, text)
 
 
-def test_tools_that_ship_on_a_trace_worked_by_hand(trace: daydream.Trace) -> None:
+def test_tools_that_ship_on_a_trace_worked_by_hand(trace):
     found = {name: daydream.run_tool(name, trace) for name in tools()}
     assert found["kernel-frequency"] == {"kernels": [
         {"name": "gemm", "count": 1, "total_ns": 40}, {"name": "gemm_grad", "count": 1, "total_ns": 60},
@@ -194,16 +163,14 @@ def test_tools_that_ship_on_a_trace_worked_by_hand(trace: daydream.Trace) -> Non
         ("def on_kernel(self, k): raise SystemExit\n    def result(self): return {}", "would end daydream"),
     ],
 )
-def test_a_mistake_in_ones_own_tool_is_one_line(
-    trace: daydream.Trace, tmp_path: Path, code: str, said: str
-) -> None:
+def test_a_mistake_in_ones_own_tool_is_one_line(trace, tmp_path, code, said):
     file = tmp_path / "mine.py"
     file.write_text(f"import daydream\n\n@daydream.tool\nclass Mine:\n    {code}\n")
     with pytest.raises(daydream.DaydreamError, match=re.escape(said)):
         daydream.run_tool(str(file), trace)
 
 
-def test_what_is_no_tool_is_said() -> None:
+def test_what_is_no_tool_is_said():
     with pytest.raises(ToolError, match="Did you mean 'kernel-frequency'"):
         find_tool("kernel_frequencies")
     with pytest.raises(DaydreamError, match="no such file"):
@@ -211,7 +178,7 @@ def test_what_is_no_tool_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_kernel_frequency_is_a_naive_count_of_every_public_trace() -> None:
+def test_kernel_frequency_is_a_naive_count_of_every_public_trace():
     files = sorted((TRACES / "kineto").glob("*.json.gz")) if TRACES.exists() else []
     small = [file for file in files if file.stat().st_size < 1_500_000]
     if not small:
@@ -230,7 +197,7 @@ def test_kernel_frequency_is_a_naive_count_of_every_public_trace() -> None:
         assert {each["name"]: each["count"] for each in found} == naive, file.name
 
 
-def test_stacks_reach_the_source_line_of_a_public_trace() -> None:
+def test_stacks_reach_the_source_line_of_a_public_trace():
     trace = daydream.load(shared_trace("kineto/h100_qwen_0.5b_inference.json.gz"))
     found = daydream.run_tool("top-kernels", trace)["kernels"]
     assert any("modeling_qwen2.py" in each["stack"] for each in found)

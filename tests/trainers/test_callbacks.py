@@ -6,11 +6,21 @@ import sys
 import textwrap
 
 import pytest
+from cli.command_line import daydream as typed
 
 import daydream
 
 pytest.importorskip("torch", reason="records real training")
-pytestmark = pytest.mark.slow
+
+
+def run(script, *words):
+    done = subprocess.run(
+        [sys.executable, script, *words], cwd=script.parent, capture_output=True, text=True, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
 
 HUGGING_FACE = textwrap.dedent("""
     import sys
@@ -94,6 +104,7 @@ ACCELERATE = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "script", "layer"),
     [
@@ -106,15 +117,11 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
     pytest.importorskip(package, reason=f"an extra: {package}")
     (tmp_path / "train.py").write_text(script)
 
-    def run(*words):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    def ran(*words):
+        done = run(tmp_path / "train.py", *words)
         return [line for line in done.stdout.splitlines() if line.startswith("loss")], done.stderr
 
-    (plain, _), (recorded, said) = run("train.py"), run("train.py", "t.parquet")
+    (plain, _), (recorded, said) = ran(), ran("t.parquet")
     assert plain == recorded
     assert package == "accelerate" or "daydream: wrote t.parquet" in said
     trace = daydream.load(tmp_path / "t.parquet")
@@ -123,7 +130,100 @@ def test_the_trace_is_as_good_as_that_of_collect_and_the_run_the_same(package, s
     assert replay.steps
     assert any(name.endswith(layer) for name in trace.text("layer"))
     assert {"forward", "backward", "optimizer"} <= {*trace.text("phase")}
-    run("-m", "daydream", "collect", "--no-suggestions", "-o", "c.parquet", "train.py")
+    collected = ("collect", "--no-suggestions", "-o", "c.parquet", "train.py")
+    assert typed(*collected, folder=tmp_path, HF_HUB_OFFLINE="1").code == 0
     collected = daydream.load(tmp_path / "c.parquet").metadata
     assert sum(step["covered"] for step in collected["steps"]) == 3
     assert "steps of the optimizer Adam" in collected["step_source"]
+
+
+# `daydream.handler` in a script's own torch.profiler: real processes, traces as good as `collect`'s
+
+
+SCRIPT = textwrap.dedent("""
+    import sys
+    import torch
+    from torch import nn
+    from torch.profiler import profile, schedule
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    data, labels = torch.randn(16, 32), torch.randint(10, (16,))
+
+    def train(profiler=None):
+        for _ in range(14):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(data), labels)
+            loss.backward()
+            optimizer.step()
+            if profiler is not None:
+                profiler.step()
+        print(loss.item())
+
+    if len(sys.argv) == 1:
+        train()
+    else:
+        import daydream
+        ready = daydream.handler(sys.argv[1], suggestions="suggestions" in sys.argv)
+        cycles = schedule(wait=1, warmup=1, active=4, repeat=2)
+        recorded = {"record_shapes": True, "profile_memory": "memory" in sys.argv}
+        with profile(schedule=cycles, on_trace_ready=ready, **recorded) as profiler:
+            train(profiler)
+        ready.close()
+        assert not torch.nn.modules.module._global_forward_hooks
+        print(*ready.saved)
+""")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("handler") / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loss(script):
+    """Return what the script prints where nobody records it."""
+    return run(script).stdout.strip()
+
+
+def test_every_cycle_is_a_trace_and_the_run_is_the_same_and_ends_with_suggestions(script, loss):
+    done = run(script, "t.parquet", "memory", "suggestions")
+    found, names = done.stdout.splitlines()
+    assert found == loss
+    assert names.split() == ["t.parquet", "t-2.parquet"]
+    for name in names.split():
+        trace = daydream.load(script.parent / name)
+        replay = daydream.replay(trace)
+        assert len(trace.metadata["steps"]) == 4
+        assert abs(replay.error) < 0.01
+        assert {"0", "2"} <= {*trace.text("layer")}
+        assert {"forward", "backward", "optimizer"} <= {*trace.text("phase")}
+        assert [one["name"] for one in trace.metadata["optimizers"]] == ["Adam"]
+        assert trace.memory is not None
+        assert daydream.whatif(replay, "fused-adam").predicted_ns < replay.replayed_ns
+    said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
+    assert said[0] == "daydream: wrote t.parquet"
+    assert said[1].startswith("daydream: top suggestions")
+    assert any("fused-adam" in line for line in said)
+
+
+def test_a_trace_that_cannot_be_written_is_one_line_and_training_goes_on(script, loss):
+    done = run(script, "nowhere/t.parquet")
+    said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
+    why = "daydream: no trace was written: cannot write nowhere/t.parquet: No such file or directory"
+    assert said == [why] * 2
+    assert done.stdout.splitlines()[0] == loss
+
+
+def test_ranks_have_files_of_their_own(monkeypatch, tmp_path):
+    from daydream.trainers.handler import own_path
+
+    assert own_path(tmp_path / "t.parquet") == tmp_path / "t.parquet"
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert own_path(tmp_path / "t") == tmp_path / "t.rank3.parquet"
+    (tmp_path / "t.rank3.parquet").touch()
+    assert own_path(tmp_path / "t.parquet") == tmp_path / "t.rank3-2.parquet"

@@ -1,14 +1,13 @@
 """Steps composed of blocks: schedules, launches, collectives and memory, each worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pytest
 
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError
+from daydream.plan import search
 from daydream.world import compose as module
 from daydream.world.compose import (
     Block,
@@ -19,6 +18,7 @@ from daydream.world.compose import (
     compose,
     peaks,
 )
+from validation.strategies import Row, b200_rows, ci_rows, judged, megatron_rows
 
 LAYER = Block("layer", Pass(1), Pass(2), parameters=10, input_bytes=1, saved_bytes=8, workspace_bytes=3)
 
@@ -28,22 +28,22 @@ class Free:
 
     gpus_per_node = 8
 
-    def holding(self, world_size: int) -> Free:
+    def holding(self, world_size):
         """Return it: it is as large as it must be."""
         return self
 
-    def time_ns(self, collective: str, nbytes: float, world_size: int, *, per_node: int) -> float:
+    def time_ns(self, collective, nbytes, world_size, *, per_node):
         """Return the time."""
         return 0.0 if collective == "send" else nbytes / 10
 
 
-def model(layers: int = 4, block: Block = LAYER, **how: Any) -> Model:
+def model(layers=4, block=LAYER, **how):
     """Return a model of equal layers; 2 + 4 + 12 bytes are kept of a parameter."""
     return Model((block,) * layers, **how)
 
 
 @pytest.mark.parametrize("micro_batches", [4, 8, 403])
-def test_1f1b_waits_for_one_micro_batch_a_stage_that_follows(micro_batches: int):
+def test_1f1b_waits_for_one_micro_batch_a_stage_that_follows(micro_batches):
     #  stage 3 is first busy after 3 forward passes; stage 0 waits last for 3 backward ones
     found = compose(model(), Strategy(pp=4, micro_batches=micro_batches), Free())
     assert found.step_ns == (micro_batches + 3) * (1 + 2)
@@ -58,7 +58,7 @@ def test_two_chunks_a_stage_halve_the_bubble():
 
 def test_messages_delay_each_stage_that_follows():
     class Slow(Free):
-        def time_ns(self, collective: str, nbytes: float, world_size: int, *, per_node: int) -> float:
+        def time_ns(self, collective, nbytes, world_size, *, per_node):
             return 5.0
 
     # F, message, F; B, message, B
@@ -150,7 +150,7 @@ def test_experts_have_as_many_replicas_fewer_as_ranks_divide_them():
     Strategy(dp=4, tp=2, micro_batches=4), Strategy(pp=4, dp=4, micro_batches=8, overlap=True),
     Strategy(fsdp=16), Strategy(pp=2, tp=8, chunks=2, micro_batches=4),
 ])  # fmt: skip
-def test_more_bandwidth_is_never_slower(strategy: Strategy):
+def test_more_bandwidth_is_never_slower(strategy):
     block = Block(
         "layer", Pass(1e6, 5e5, (Exchange("tp", "all_reduce", 1e7, 2),)), Pass(2e6), 1e8, input_bytes=1e7
     )
@@ -165,7 +165,7 @@ def test_more_bandwidth_is_never_slower(strategy: Strategy):
     (8, Strategy(pp=2, chunks=2, micro_batches=3), r"micro-batches \(3\) that they divide \(2\)"),
     (4, Strategy(dp=2, ep=4), "4 ranks of experts do not divide"),
 ])  # fmt: skip
-def test_what_does_not_divide_is_refused(layers: int, strategy: Strategy, words: str):
+def test_what_does_not_divide_is_refused(layers, strategy, words):
     with pytest.raises(DaydreamError, match=words):
         compose(model(layers), strategy, Free())
 
@@ -177,7 +177,7 @@ def test_blocks_of_an_emulated_model():
     from validation.strategies import recorded_blocks
 
     class Stack(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2))
 
@@ -199,3 +199,54 @@ def test_blocks_of_an_emulated_model():
     assert blocks[1].saved_bytes == 128 * 256 * 4  # the result of relu, which is the next one's input
     assert blocks[1].forward.cpu_ns == 2 * 1000  # product and relu
     assert blocks[1].backward.gpu_ns > 0
+
+
+# How predictions of strategies are judged, and what the tables' names tell
+
+
+def test_predictions_are_judged_by_error_order_and_regret():
+    rows = [Row(str(ms), "one", ms) for ms in (10.0, 20.0, 30.0, 40.0, 50.0)]
+    rows += [Row(str(ms), "two", ms) for ms in (10.0, 12.0)]
+    found = judged(rows, np.array([5.0, 15.0, 10.0, 20.0, 25.0, 6.0, 5.0]), np.zeros(7))
+    assert found["scale"] == pytest.approx(2)  # of the first row
+    one, two = found["groups"]
+    assert one["spearman"] == pytest.approx(
+        0.9
+    )  # 1 - 6 (1 + 1) / (5 * 24): the second and the third changed places
+    assert (one["regret"], two["regret"]) == (0, pytest.approx(0.2))
+    assert two["best_predicted"] == "12.0"
+    assert found["median_group_spearman"] == pytest.approx(0.9)  # a group of two does not count
+    assert found["unscaled_median_error"] == 0.5
+
+
+def test_names_tell_strategies():
+    case = {"case": "llama3_70b_l12_tp2_cp4_pp1_dp1_seq32768_mbc4_cef", "model": "llama3-70b", "layers": "12"}
+    (row,) = b200_rows([{**case, "real_ms": "1758", "real_allocated_gib": "68.43"}])
+    assert row.strategy == search.Strategy(tp=2, cp=4, micro_batches=4, sharded_optimizer=True)
+    assert row.script == ("--model=llama3-70b", "--sequence=32768")
+    test = {"suite": "gpt", "golden": "golden_values_dev_dgx_h100.json", "iter_s": "0.1", "mem_max": ""}
+    name = "gpt3_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce"
+    known, unknown = ci_rows([{**test, "case": name}, {**test, "case": "t5_release"}])
+    assert (known.run, known.layers, "--flash" in known.script) == ("h100", [12], False)
+    assert known.strategy == search.Strategy(
+        dp=2, pp=4, micro_batch=4, micro_batches=4, chunks=3, sharded_optimizer=True, overlap=True
+    )
+    assert "model_config.yaml" in unknown.why_not
+    (shared,) = ci_rows([{**test, "case": "gpt3_mcore_te_tp2_pp1_resume_torch_dist_cp2_nondeterministic"}])
+    assert shared.strategy == search.Strategy(dp=2, tp=2, cp=2, micro_batch=4, micro_batches=4)
+    assert "--flash" in shared.script
+    (both,) = ci_rows([{**test, "case": "t5_mcore_tp4_pp1", "golden": "golden_values_lts.json"}])
+    assert (both.run, both.layers) == ("a100", [12, 12])
+    (few,) = ci_rows(
+        [{**test, "case": "bert_mcore_tp1_pp2_1node", "golden": "golden_values_dev_dgx_gb200.json"}]
+    )
+    assert few.strategy == search.Strategy(dp=2, pp=2, micro_batch=4, micro_batches=16)
+    table = {
+        "# GPUs": "8", "global batch": "16", "micro batch": "2", "hidden size": "1024", "# layers": "12",
+        "tensor parallelism": "2", "data parallelism": "2", "pipeline parallelism": "2",
+        "attention heads": "16", "sequence length": "1024", "iteration time (ms)": "100",
+    }  # fmt: skip
+    (one,) = megatron_rows([table])
+    assert one.strategy == search.Strategy(dp=2, tp=2, pp=2, micro_batch=2, micro_batches=4)
+    (many,) = megatron_rows([{**table, "Parameters (billion)": "3.6"}])
+    assert many.strategy.checkpointing
