@@ -286,21 +286,3 @@ def test_short_attention_reaches_less_of_the_peak_than_long() -> None:
         products, exponentials = 4 * 128 * scores / (989.4e3 * 0.8), scores / (16 * 1.7 * 132)
         expected = (products**2 + exponentials**2) ** 0.5 + 4 * 16 * blocks * 4_000 / 132
         assert roofline_ns(call, gpu, share) == pytest.approx(expected)
-
-
-CUDA = """
-import torch
-torch.distributed.init_process_group("nccl")
-torch.nn.Linear(4, 4).cuda()
-"""
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_script_for_a_gpu_in_a_fake_world_without_one_is_told_what_to_add(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(CUDA)
-    words = [sys.executable, "-m", "daydream", "collect", "--world", "8", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "this machine has none: add --emulate NAME, such as --emulate h100" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]

@@ -7,8 +7,9 @@
   blocks whose end torch does not see (one of gloo's threads let them go) are left out on both sides.
 - `waits`, `compute`: the time of a step of real ranks (processes, a thread each, pinned), whose collectives take what
   an emulated link takes once all have asked, and move nothing; beside the replay of fake ranks. With `waits`, a block
-  sleeps as long as it computed, over a batch too thin to matter. The real job runs twice; where its two times differ by
-  more than `AGREE`, the machine was not quiet, and there is no verdict.
+  sleeps as long as it computed, over a batch too thin to matter. The real job runs twice. What a rank's threads wait
+  for a core in a step is the kernel's count (schedstat); where that of the rank that waits most is more than `AGREE`
+  of its step, or the two times differ by more, there is no verdict.
 """
 
 from __future__ import annotations
@@ -217,9 +218,8 @@ def asked(way: str, kind: str, file: Path, what: str) -> dict[str, Any]:
             (sizes,), peer = work["args"]["Input Dims"], int(call["args"]["Concrete Inputs"][2])
             if work["args"]["Input type"] == ["float"]:
                 messages.append((call["ts"], [operation, 4 * int(np.prod(sizes)), peer]))
-    blocks, scratch = blocks_of(rows)
-    sent = [message for _, message in sorted(messages)]
-    return {"collectives": collectives, "messages": sent, "blocks": blocks, "scratch": scratch}
+    held = dict(zip(("blocks", "scratch"), blocks_of(rows), strict=True))
+    return {"collectives": collectives, "messages": [one for _, one in sorted(messages)], **held}
 
 
 def blocks_of(rows: Sequence[Any]) -> tuple[list[list[int]], int]:
@@ -301,8 +301,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
     own_move = process_group.move
 
     class Carried(process_group.Done):
-        def wait(self, timeout: Any = None) -> bool:
-            del timeout
+        def wait(self, _: Any = None) -> bool:
             line, number = taken[self._number]
             line.wait(number)
             return True
@@ -311,8 +310,7 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             futures.put((self._number, future := torch.futures.Future(), self._result))
             return future
 
-    def move(asked: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
-        one = asked
+    def move(one: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
         ranks, own, message = process_group.GROUPS[one.group][0], dist.get_rank(), one.operation in P2P
         if message:
             ranks = [own, one.peer] if one.operation == "send" else [one.peer, own]
@@ -335,13 +333,15 @@ def link(folder: Path, now: dict[str, Any]) -> None:
     threading.Thread(target=complete, daemon=True).start()
 
 
-def timed(step: Callable[[], None]) -> float:
-    """Return the median time of a step, s."""
+def timed(step: Callable[[], None]) -> list[float]:
+    """Return the median time of a step, how long this process's threads ran in it and waited for a core, s."""
     at = []
     for _ in range(TIMED):
-        at.append(time.perf_counter())
+        threads = [path.read_text().split() for path in Path("/proc/self/task").glob("*/schedstat")]
+        ran, waited, _ = np.array(threads, float).sum(0) / 1e9
+        at.append([time.perf_counter(), ran, waited])
         step()
-    return float(np.median(np.diff(at[2:])))
+    return np.median(np.diff(at[2:], axis=0), 0).tolist()
 
 
 def record(step: Callable[[], None], path: Path) -> None:
@@ -373,8 +373,11 @@ def work(what: str, size: int, rank: int, folder: Path) -> None:
     if what == "linked":
         link(folder, now)
     dist.init_process_group("gloo")
-    cases = [one for one in cases if one[1] == size]
-    cases = [one for one in cases if what == "fake" or (one[0] == "asked") != (what == "linked")]
+    cases = [
+        one
+        for one in cases
+        if one[1] == size and (what == "fake" or (one[0] == "asked") != (what == "linked"))
+    ]
     found: dict[str, list[Any]] = defaultdict(list)
     for part, _, way, kind in [*cases, *(cases[::-1] if what == "linked" else [])]:
         title = f"{part} {size} {way} {kind}"
@@ -386,9 +389,8 @@ def work(what: str, size: int, rank: int, folder: Path) -> None:
             found[title].append(asked(way, kind, folder / f"{what}-{rank}.json", what))
         elif what == "linked" or not rank or way == "1f1b":
             model, x = model_of(kind, ROWS // (THIN if part == "waits" else 1))
-            for block, waits in zip(
-                model[1:], lengths.get(kind, ()) if part == "waits" else (), strict=False
-            ):
+            of_blocks = lengths[kind] if part == "waits" else ()
+            for block, waits in zip(model[1:], of_blocks, strict=False):
                 block.waits = [seconds / (MICRO_BATCHES if way == "1f1b" else 1) for seconds in waits]
             step = step_of(way, model, x, torch.optim.SGD)
             if what == "linked":
@@ -413,19 +415,10 @@ def run(what: str, size: int, folder: Path) -> list[dict[str, Any]]:
     started: list[Any] = []
     try:
         for rank in range(size):
-            words = [
-                sys.executable,
-                "-W",
-                "ignore",
-                __file__,
-                "--work",
-                what,
-                str(size),
-                str(rank),
-                str(folder),
-            ]
+            words = ["-W", "ignore", __file__, "--work", what, str(size), str(rank), str(folder)]
+            given = {**environment, "RANK": str(rank)}
             with (folder / f"out-{rank}").open("w") as file:
-                started.append(subprocess.Popen(words, env={**environment, "RANK": str(rank)}, stdout=file))
+                started.append(subprocess.Popen([sys.executable, *words], env=given, stdout=file))
             if what == "fake":
                 started[-1].wait()
         if any(process.wait(600) for process in started):
@@ -457,10 +450,9 @@ def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dic
         title = f"{part} {size} {way} {kind}"
         row: dict[str, Any] = {"part": part, "ranks": size, "way": way, "model": kind}
         if part == "asked":
-            real, memory, fake = (
-                [one[title][0] for one in ran[each, size]] for each in ("gloo", "memory", "fake")
-            )
-            row["asked"] = sum(len(one["collectives"]) + len(one["messages"]) for one in real)
+            sides = "gloo", "memory", "fake"
+            real, memory, fake = ([one[title][0] for one in ran[side, size]] for side in sides)
+            row["asked"] = sum(len(one["collectives"] + one["messages"]) for one in real)
             row["unequal"] = [
                 {"rank": rank, "what": what, "real": one[what], "fake": other[what]}
                 for rank, (one, other) in enumerate(zip(real, fake, strict=True))
@@ -475,19 +467,24 @@ def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dic
             said = f"{row['asked']:>5} collectives {equal}, peak {row['peak_bytes'] / 1e6:.2f} MB "
             said += f"{row['peak_error']:+.2%}, gloo's largest block {row['gloo_bytes'] / 1e6:.2f} MB"
         else:
-            first, again = ran["linked", size][0][title]
+            took = np.array([rank[title] for rank in ran["linked", size]])  # by rank, run, time and its parts
+            first, again = took[0, :, 0].tolist()
             traces = [Trace.load(path) for path in sorted(folder.glob(f"{title} *.parquet"))]
             trace = traces[0] if len(traces) == 1 else joined_stages(traces, joined_ranks)
             predicted = daydream.replay(trace, cluster=str(folder / f"{way}.json")).basis_ns / 1e6
+            _, cpu, queued = took.mean(1).T.tolist()  # by rank
             row |= {
                 "measured_ms": 1e3 * (first + again) / 2,
                 "predicted_ms": predicted,
                 "again": again / first - 1,
             }
-            error = predicted / row["measured_ms"] - 1 if abs(row["again"]) <= AGREE else None
-            row |= {"error": error, "ok": None if error is None else abs(error) <= WORST}
-            said = f"{row['measured_ms']:8.1f} ms, again {row['again']:+.1%}, predicted {predicted:8.1f} ms, "
-            said += "no verdict" if error is None else f"{error:+.1%}"
+            row |= {"queued_ms": 1e3 * max(queued), "cpu_ms": 1e3 * sum(cpu)}
+            quiet = max(abs(row["again"]), row["queued_ms"] / row["measured_ms"]) <= AGREE
+            error = predicted / row["measured_ms"] - 1
+            row |= {"error": error if quiet else None, "ok": abs(error) <= WORST if quiet else None}
+            said = f"{row['measured_ms']:8.1f} ms, again {row['again']:+.1%}, all ranks' CPU {row['cpu_ms']:.1f}, "
+            said += f"a core waited for {row['queued_ms']:.1f}, predicted {predicted:8.1f} {error:+.1%}"
+            said += ", no verdict" * (not quiet)
         yield row, f"{part:<8}{size:>2} {way:<10}{kind:<9}{said}"
 
 

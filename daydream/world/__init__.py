@@ -6,6 +6,80 @@ into the recording. How long they take is decided when the trace is replayed (`c
 
 from __future__ import annotations
 
+import re
+import sys
+import traceback
+from typing import Any, ClassVar
+
+NO_GPU = (
+    "the script asks for a GPU, and this machine has none: add --emulate NAME, such as --emulate h100, or let it "
+    "run on the CPU"
+)
+CAUSES = (  # what is in the line that fails or in its error, and what that means here
+    (
+        r"torch\.cuda\.nccl|_nccl_|libnccl|nccl built",
+        "the script calls NCCL past torch.distributed; a fake world answers torch.distributed only",
+    ),
+    (
+        "wait timeout",
+        "the script waits for what another rank puts into a store, and there is none: leave it out",
+    ),
+    (
+        "symmetricmemory",
+        "the script uses symmetric memory, which a fake world does not have: leave it out",
+    ),
+    (
+        "numpy.. is not supported",
+        "the script needs values of tensors, and those of an emulated GPU have none: leave that out",
+    ),
+    (
+        "unsupportedoperator|no fake impl|could not run 'aten::",
+        "an operator of the script needs its GPU: give it shapes (torch.library.register_fake), or leave it out",
+    ),
+    (
+        r"device_count\(\)|(requires|with) cuda|dummy base|none is available|with single-device|to be on gpu",
+        NO_GPU,
+    ),
+)
+
+
+class Refused(SystemExit):
+    """Ends a script that needs what does not exist.
+
+    Attributes:
+        why: the reason of the last one, where the command line reports it; None where Python prints it.
+        unknown: what the script got no value of, in words.
+    """
+
+    why: ClassVar[str | None] = None
+    unknown: ClassVar[str] = ""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"daydream: {text}")
+        if Refused.why is not None:
+            Refused.why, self.code = text, 1
+
+
+def explain_errors() -> None:
+    """Let the command line say, of an error that ends the script, what it means in a world that does not exist."""
+    if Refused.why is not None:
+        return  # a world and a GPU
+    Refused.why, own = "", sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        first = f"{kind.__name__}: {error}".partition("\n")[0][:160]
+        failed = " ".join([*traceback.format_tb(trace)[-1:], first]).lower()
+        found = [text for words, text in CAUSES if re.search(words, failed)]
+        if "daydream.world.emulate" in sys.modules and NO_GPU in found:
+            found = []  # it did not move its model there
+        if not found:
+            own(kind, error, trace)
+        why = f"{found[0]} ({first})" if found else f"the script failed: {first}{Refused.unknown}"
+        if kind is not KeyboardInterrupt:
+            Refused.why = why
+
+    sys.excepthook = hook
+
 
 def environment(world_size: int, rank: int) -> dict[str, str]:
     """Return what torchrun would set for a rank of one large machine."""

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from daydream.costs.devices import Device, find_device
 from daydream.costs.workload.shapes import Argument, Shape
+from daydream.world import Refused, explain_errors
 from daydream.world.emulate_torch import replace
 
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
 RANGE = "emulated {}"  # with the number of the call
 YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
 NEEDS_VALUES = (
-    "daydream: the script needs values of tensors, and those of an emulated GPU have none: the size of what "
+    "the script needs values of tensors, and those of an emulated GPU have none: the size of what "
     "{} gives follows from them. Leave that line out, or record the script on a GPU."
 )
 OWN_CLASSES = (Tensor, nn.Parameter, FakeTensor)
@@ -187,7 +188,7 @@ class Emulation(TorchDispatchMode):
             with self._running(noted):
                 result = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise SystemExit(NEEDS_VALUES.format(name)) from None
+            raise Refused(NEEDS_VALUES.format(name)) from None
         results = [one for one in _tensors(result) if isinstance(one, FakeTensor)]
         for one in results:
             if func is torch.ops.aten.full.default and not one.dim():
@@ -385,6 +386,7 @@ def observed(gpu: Emulation, function: Callable[[], Any]) -> list[Call]:
 
 def emulate_script(device: str, cpu: str) -> None:
     """Emulate a GPU for the rest of this process."""
+    explain_errors()
     torchs_own = "Accessing the data pointer of FakeTensor"
     warnings.filterwarnings("ignore", message=torchs_own)
     whole = emulated(device)

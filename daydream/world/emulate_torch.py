@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import types
 import warnings
@@ -275,7 +276,7 @@ def _replace_cuda(gpu: Emulation, stack: ExitStack) -> None:
         **dict.fromkeys(NOTHING),
         **dict.fromkeys(("is_available", "is_bf16_supported"), True),
         "is_initialized": False,  # or our recorder would ask for what it recorded
-        "device_count": 1,
+        "device_count": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "current_device": 0,
         "get_device_name": properties.name,
         "get_device_capability": capability,

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd import _enable_record_function
 from torch.futures import Future
+from torch.utils._pytree import tree_leaves
 
-from daydream.errors import DaydreamError
+from daydream.world import Refused
 
 CALL, WAIT = "fake:{} {}", "fake:wait {}"  # with the number of the collective
 NO_TENSOR = torch.empty(0, dtype=torch.uint8)
@@ -100,13 +101,51 @@ class Done(dist.Work):
         return self._source
 
 
-def _leaves(operation: str) -> Callable[..., Done]:
+def _asks(operation: str) -> Callable[..., Done]:
     """Return a method of a group that leaves tensors as they are."""
 
     def ask(group: FakeGroup, tensors: list[Tensor], options: Any = None) -> Done:
         return group._answer(operation, tensors, options=options)
 
     return ask
+
+
+def _moves(operation: str, pairs_of: Callable[..., Any]) -> Callable[..., Done]:
+    """Return a method of a group, which gets outputs and inputs, one or a list.
+
+    `pairs_of` gives, of the group, an output and its input, which tensors become a copy of which.
+    """
+
+    def ask(group: FakeGroup, outputs: Any, put_in: Any, options: Any = None) -> Done:
+        if isinstance(outputs, Tensor):
+            outputs, put_in = [outputs], [put_in]
+        both = zip(outputs, put_in, strict=False)  # who is not the root has an end alone
+        pairs = [pair for to, of in both for pair in pairs_of(group, to, of)]
+        noted = tree_leaves(outputs if operation == "scatter" else put_in)
+        return group._answer(operation, noted, pairs, options=options, result=outputs)
+
+    return ask
+
+
+def _copies(group: FakeGroup, to: Any, of: Tensor) -> list[Any]:
+    """Return pairs that give copies of this rank's tensor."""
+    if isinstance(to, list):
+        return [(one, of) for one in to]
+    parts = group._parts(to)
+    return [(parts, of.reshape(1, -1).expand_as(parts))]  # of which it may be a part
+
+
+def _part(group: FakeGroup, to: Tensor, of: Any) -> list[Any]:
+    """Return a pair that gives this rank's part of what it put in; a root alone has put in some."""
+    parts = group._parts(of) if isinstance(of, Tensor) else of
+    return [(to.view(-1), parts[group._rank].reshape(-1))] if len(parts) else []
+
+
+def _back(_: FakeGroup, to: Tensor, of: Tensor) -> list[Any]:
+    """Return pairs that give back what this rank put in, as much of it as is expected; zeros behind it."""
+    kept = min(to.numel(), of.numel())
+    rest = to.view(-1)[kept:]
+    return [(to.view(-1)[:kept], of.reshape(-1)[:kept]), (rest, rest.new_zeros(()))]
 
 
 class FakeGroup(dist.ProcessGroup):
@@ -140,6 +179,21 @@ class FakeGroup(dist.ProcessGroup):
     group_name = pg_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
+    def _get_backend(self, _: torch.device) -> FakeGroup:
+        return self
+
+    def _divides(self, count: int) -> None:
+        if count % self._size:
+            raise Refused(
+                f"{count:,} elements do not divide among the {self._size:,} ranks of group "
+                f"{self._description or self._name}: pad them, or record a world of another size"
+            )
+
+    def _parts(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with a row for each rank; end the script where its elements do not divide."""
+        self._divides(tensor.numel())
+        return tensor.reshape(self._size, -1)
+
     def _answer(
         self,
         operation: str,
@@ -152,7 +206,7 @@ class FakeGroup(dist.ProcessGroup):
     ) -> Done:
         """Note a collective, copy second tensors of the pairs into first ones, and return that it is over."""
         if torch.version.cuda and any(tensor.is_cuda for tensor in put_in):
-            raise DaydreamError(
+            raise Refused(
                 "a fake world is recorded on the CPU; hide the GPU (CUDA_VISIBLE_DEVICES=)"
             )
         peer = getattr(options, "rootRank", peer)
@@ -173,91 +227,30 @@ class FakeGroup(dist.ProcessGroup):
             move(asked, pairs)
         return Done(number, result if result is not None else list(put_in), peer)
 
-    allreduce = allreduce_coalesced = _leaves("all_reduce")
-    broadcast = _leaves("broadcast")
-    reduce = _leaves("reduce")
+    allreduce = allreduce_coalesced = _asks("all_reduce")
+    broadcast = _asks("broadcast")
+    reduce = _asks("reduce")
+    allgather = all_gather_single_coalesced = _moves("all_gather", _copies)
+    all_gather_single = _allgather_base = allgather_into_tensor_coalesced = allgather
+    reduce_scatter = reduce_scatter_single_coalesced = _moves("reduce_scatter", _part)
+    reduce_scatter_single = _reduce_scatter_base = reduce_scatter_tensor_coalesced = reduce_scatter
+    alltoall = _moves("all_to_all", _back)
+    gather = _moves("gather", _copies)
+    scatter = _moves("scatter", _part)
 
     def barrier(self, opts: Any = None) -> Done:
         """Go on."""
         return self._answer("barrier", [], options=opts)
 
-    def allgather(
-        self, outputs: list[list[Tensor]], own: list[Tensor], options: Any = None
-    ) -> Done:
-        """Give copies of this rank's tensors."""
-        pairs = [(to, of) for some, of in zip(outputs, own, strict=True) for to in some]
-        return self._answer("all_gather", own, pairs, options=options, result=outputs)
-
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], own: list[Tensor], options: Any = None
-    ) -> Done:
-        """Give copies of this rank's tensors."""
-        pairs = [
-            (to.view(self._size, -1), of.reshape(1, -1).expand(self._size, -1))
-            for to, of in zip(outputs, own, strict=True)
-        ]
-        return self._answer("all_gather", own, pairs, options=options, result=outputs)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def all_gather_single(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
-        """Give copies of this rank's tensor."""
-        return self.all_gather_single_coalesced([output], [own], options)
-
-    _allgather_base = all_gather_single
-
-    def reduce_scatter(
-        self, outputs: list[Tensor], put_in: list[list[Tensor]], options: Any = None
-    ) -> Done:
-        """Give this rank's part of what it put in."""
-        pairs = [(to, of[self._rank]) for to, of in zip(outputs, put_in, strict=True)]
-        every = [tensor for some in put_in for tensor in some]
-        return self._answer("reduce_scatter", every, pairs, options=options, result=outputs)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None
-    ) -> Done:
-        """Give this rank's part of what it put in."""
-        pairs = [
-            (to.view(-1), of.reshape(self._size, -1)[self._rank])
-            for to, of in zip(outputs, put_in, strict=True)
-        ]
-        return self._answer("reduce_scatter", put_in, pairs, options=options, result=outputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def reduce_scatter_single(self, output: Tensor, put_in: Tensor, options: Any = None) -> Done:
-        """Give this rank's part of what it put in."""
-        return self.reduce_scatter_single_coalesced([output], [put_in], options)
-
-    _reduce_scatter_base = reduce_scatter_single
-
     def all_to_all_single(
-        self, output: Tensor, put_in: Tensor, _: list[int], __: list[int], options: Any = None
+        self, output: Tensor, put_in: Tensor, _: Any, sizes: list[int], options: Any = None
     ) -> Done:
-        """Give back what this rank put in, as much of it as is expected; zeros behind it."""
-        kept = min(output.numel(), put_in.numel())
-        output.zero_()
-        pairs = [(output.view(-1)[:kept], put_in.reshape(-1)[:kept])]
-        return self._answer("all_to_all", [put_in], pairs, options=options, result=[output])
+        """Give back what this rank put in."""
+        if not sizes:
+            self._divides(len(put_in))
+        return self.alltoall(output, put_in, options)
 
     alltoall_base = all_to_all_single
-
-    def alltoall(self, outputs: list[Tensor], put_in: list[Tensor], options: Any = None) -> Done:
-        """Give back what this rank put in, where the sizes are equal."""
-        both = zip(outputs, put_in, strict=True)
-        pairs = [(to, of) for to, of in both if to.numel() == of.numel()]
-        return self._answer("all_to_all", put_in, pairs, options=options, result=outputs)
-
-    def gather(self, outputs: list[list[Tensor]], own: list[Tensor], options: Any) -> Done:
-        """Give the root copies of this rank's tensor."""
-        pairs = [(to, own[0]) for some in outputs for to in some]
-        return self._answer("gather", own, pairs, options=options, result=outputs)
-
-    def scatter(self, outputs: list[Tensor], put_in: list[list[Tensor]], options: Any) -> Done:
-        """Give the root its part; others keep what they have."""
-        pairs = [(to, of[self._rank]) for to, of in zip(outputs, put_in, strict=False) if of]
-        return self._answer("scatter", outputs, pairs, options=options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
         """Send nothing."""

@@ -55,7 +55,11 @@ def note_collectives(recording: Any) -> None:
         found = np.array([getattr(one, column) for one in asked], np.int64)
         recording.set_numbers(column, rows[calls], found)
     recording.metadata["groups"] = [
-        {"name": name, "ranks": ranks, "description": description}
+        {
+            "name": name,
+            "ranks": ranks,  # torch calls a group undefined that the script did not describe
+            "description": description.replace("undefined", f"group_{name}_of_{len(ranks)}_ranks"),
+        }
         for name, (ranks, description) in GROUPS.items()
     ]
     recording.metadata["fake_world"] = dict(script.WORLD)
@@ -63,5 +67,10 @@ def note_collectives(recording: Any) -> None:
         f"Recorded as rank {script.WORLD['rank']} of {script.WORLD['world_size']:,} in a fake world: collectives "
         "took no time and gave this rank's own values; what other ranks do is not known, and nobody comes late."
     )
+    used = {script.BACKENDS.get(one.group, script.BACKENDS["0"]) for one in asked}
+    if len(used) > 1:
+        recording.note(
+            f"Collectives of {' and '.join(sorted(used))} are timed alike, on the network of the cluster."
+        )
     if (busier := script.WORLD.get("imbalance", 1)) > 1:
         recording.note(f"This rank's experts get {busier:g} times the mean.")

@@ -6,13 +6,16 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from daydream.world import NO_GPU, Refused, explain_errors
 from daydream.world.process_group import GROUPS, FakeGroup
 
 BACKEND = "fake_world"
@@ -20,11 +23,11 @@ UNKNOWN_OBJECTS = (
     "the script receives Python objects from a rank that does not exist. Stages of a pipeline need none of them "
     "where each PipelineStage is given input_args and output_args, or --all-stages records the stage before first"
 )
-NO_GPU = (
-    "the script asks for a GPU, and this machine has none: add --emulate NAME, such as --emulate h100, or let it "
-    "run on the CPU"
-)
+NO_OBJECTS = "; it got no Python objects from another rank: --rank 0 records the one that has them"
+NO_GROUP = "the script makes a {} itself; a fake world has those of torch.distributed.new_group"
 WORLD: dict[str, Any] = {}  # world_size, rank and cluster, once this process is in one
+OWN: dict[str, Callable[..., Any]] = {}  # functions of torch.distributed that are replaced
+BACKENDS: dict[str, str] = {}  # that the script asked for, by group
 
 
 def make_world(world: dict[str, Any]) -> None:
@@ -32,77 +35,143 @@ def make_world(world: dict[str, Any]) -> None:
 
     `stages` is a folder in which stages that are recorded in turn leave what the next one gets, if there is one.
     """
+    explain_errors()
     WORLD.update(world)
     folder = WORLD.pop("stages", None)
     stages = folder and Path(folder)
-    place = {name: int(world[name]) for name in ("world_size", "rank")}
     c10d.Backend.register_backend(
         BACKEND, lambda _, own, size, __: FakeGroup(own, size), devices=["cpu", "cuda"]
     )
-    asked = {"backend": "gloo"}
-
-    def init_process_group(
-        backend: Any = None, init_method: Any = None, timeout: Any = None, *given: Any, **named: Any
-    ) -> None:
-        del init_method
-        of = {**dict(zip(("world_size", "rank"), given, strict=False)), **named}
-        for name, own in place.items():
-            if of.get(name, -1) not in (-1, own):
-                refuse(f"the script sets {name} to {of[name]}, but its world has {name} {own}")
-        asked["backend"] = str(backend or "gloo").rpartition(":")[2].lower()
-        own_of["init_process_group"](
-            BACKEND,
-            timeout=timeout,
-            store=dist.HashStore(),
-            **place,
-            group_name=of.get("group_name", ""),
-        )
-        GROUPS["0"] = list(range(place["world_size"])), "default_pg"
-
-    def new_group(size: int, rank: int, ranks: list[int], _: Any, *given: Any, **named: Any) -> Any:
-        named |= {"backend_options": None, "device_id": None}
-        return own_of["_new_process_group_helper"](size, rank, ranks, BACKEND, *given, **named)
-
-    def split_group(
-        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *_: Any, **named: Any
-    ) -> Any:
-        parent = dist.get_process_group_ranks(parent_pg)
-        for part in split_ranks or ():
-            if WORLD["rank"] in (ranks := [parent[one] for one in part]):
-                return dist.new_group(ranks, timeout, group_desc=named.get("group_desc"))
-        return None
-
-    def gather_object(obj: Any, *given: Any, **named: Any) -> None:
-        if type(obj).__name__ == "SavePlan":
-            refuse(
-                "a checkpoint holds the parts of all ranks, and there is one: leave saving out in a fake world"
-            )
-        own_of["gather_object"](obj, *given, **named)
-
-    found: dict[str, Callable[..., Any]] = {
-        "init_process_group": init_process_group,
-        "_new_process_group_helper": new_group,
-        "split_group": split_group,
-        "gather_object": gather_object,
-        "get_backend": lambda _=None: asked["backend"],
-        "is_nccl_available": lambda: True,
-        "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
-        "_store_based_barrier": lambda *_, **__: None,
-        "broadcast_object_list": lambda *_, **__: None,  # they are what the script put there itself
-        "recv_object_list": functools.partial(from_stage, stages),
-        "send_object_list": functools.partial(to_stage, stages, dist.send_object_list),
-    }
     if not hasattr(torch._C, "_nccl_version"):  # the profiler asks, where the backend is NCCL
         torch.cuda.nccl.version = lambda: (0, 0, 0)
     if not torch.cuda.is_available():  # an emulated one comes later, and replaces these, too
         for name in ("_lazy_init", "set_device"):
             setattr(torch.cuda, name, lambda *_, **__: refuse(NO_GPU))
-    own_of = {name: getattr(c10d, name) for name in found}
-    for name, function in found.items():
-        functools.update_wrapper(function, own_of[name])
-        for module in (dist, c10d):
-            if hasattr(module, name):
-                setattr(module, name, function)
+    functions: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("_store_based_barrier", "_set_pg_timeout"), lambda *_, **__: None),
+        "init_process_group": _init,
+        "_new_process_group_helper": _new_group,
+        "split_group": _split,
+        "gather_object": _gather,
+        "get_backend": _backend,
+        "is_nccl_available": lambda: True,
+        "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
+        "broadcast_object_list": _broadcast,
+        "scatter_object_list": _scatter,
+        "recv_object_list": functools.partial(from_stage, stages),
+        "send_object_list": functools.partial(to_stage, stages, dist.send_object_list),
+    }
+    for name, function in functions.items():
+        OWN[name] = getattr(c10d, name)
+        _put(name, functools.update_wrapper(function, OWN[name]))
+    _put("TCPStore", lambda *_, **__: _new_store())
+    for name in ("ProcessGroupNCCL", "ProcessGroupGloo"):
+        _put(name, type(name, (NeverMade,), {}))
+    for name in ("torch.multiprocessing", "torch.multiprocessing.spawn"):
+        vars(sys.modules[name]).update(spawn=_spawn, start_processes=_spawn)
+
+
+def _put(name: str, value: Any) -> None:
+    """Replace a name of torch.distributed."""
+    for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
+        if hasattr(module, name) or module is dist:
+            setattr(module, name, value)
+
+
+def _new_store() -> dist.Store:
+    """Return a store in memory; a script waits 1 s for what another rank would put there."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    return store
+
+
+def _init(
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    _: Any = None,
+    group_name: str = "",
+    **__: Any,
+) -> None:
+    del init_method
+    place = {name: WORLD[name] for name in ("world_size", "rank")}
+    for (name, own), found in zip(place.items(), (world_size, rank), strict=True):
+        if found not in (-1, own):
+            refuse(f"the script sets {name} to {found}, but its world has {name} {own}")
+    BACKENDS["0"] = _on_gpu(backend or "gloo")
+    place |= {"timeout": timeout, "group_name": group_name, "store": _new_store()}
+    OWN["init_process_group"](BACKEND, **place)
+    GROUPS["0"] = list(range(WORLD["world_size"])), "default_pg"
+
+
+def _new_group(
+    size: int, rank: int, ranks: list[int], backend: Any, *given: Any, **named: Any
+) -> Any:
+    named |= {"backend_options": None, "device_id": None}
+    made = OWN["_new_process_group_helper"](size, rank, ranks, BACKEND, *given, **named)
+    if backend != BACKEND and isinstance(made[0], FakeGroup):
+        BACKENDS[made[0].getGroupName()] = _on_gpu(backend)
+    return made
+
+
+def _on_gpu(backend: Any) -> str:
+    """Return `nccl` of `cpu:gloo,cuda:nccl`."""
+    return str(backend).rpartition(":")[2].lower()
+
+
+def _backend(group: Any = None) -> str:
+    return BACKENDS.get((group or c10d._get_default_group()).group_name, BACKENDS["0"])
+
+
+def _broadcast(objects: list[Any], *_: Any, **__: Any) -> None:
+    """Leave the objects that the script put there itself."""
+    if objects == [None] * len(objects):
+        Refused.unknown = NO_OBJECTS
+
+
+def _scatter(objects: list[Any], given: Any = None, *where: Any, **named: Any) -> None:
+    (OWN["scatter_object_list"] if given else _broadcast)(objects, given, *where, **named)
+
+
+def _spawn(
+    function: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any
+) -> None:
+    """Be one of the ranks that a script starts itself."""
+    if nprocs != WORLD["world_size"]:
+        refuse(
+            f"the script starts {nprocs:,} ranks itself, but its world has {WORLD['world_size']:,}: "
+            f"record --world {nprocs}"
+        )
+    function(WORLD["rank"], *args)
+
+
+def _split(
+    parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *_: Any, **named: Any
+) -> Any:
+    parent = dist.get_process_group_ranks(parent_pg)
+    for part in split_ranks or ():
+        if WORLD["rank"] in (ranks := [parent[one] for one in part]):
+            return dist.new_group(ranks, timeout, group_desc=named.get("group_desc"))
+    return None
+
+
+def _gather(obj: Any, *given: Any, **named: Any) -> None:
+    if type(obj).__name__ == "SavePlan":
+        refuse(
+            "a checkpoint holds the parts of all ranks, and there is one: leave saving out in a fake world"
+        )
+    OWN["gather_object"](obj, *given, **named)
+
+
+class NeverMade:
+    """A group of a backend, of which there are only options."""
+
+    Options = SimpleNamespace
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        refuse(NO_GROUP.format(type(self).__name__))
 
 
 def to_stage(
@@ -146,4 +215,4 @@ def from_stage(folder: Path | None, objects: list[Any], *_: Any, **__: Any) -> N
 
 def refuse(text: str) -> NoReturn:
     """End the script with one line."""
-    raise SystemExit(f"daydream: {text}")
+    raise Refused(text)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import daydream
+from daydream.world import Refused, explain_errors
 
-pytest.importorskip("torch", reason="collects real training scripts")
+torch = pytest.importorskip("torch", reason="collects real training scripts")
 
 BEGIN = """
 import os, sys, json, torch
@@ -58,6 +59,9 @@ dist.recv(out, 0)
 found["recv"] = out.tolist()
 work = dist.isend(out, 3)
 work.wait()
+torch.multiprocessing.spawn(lambda own, x: found.update(spawned=[own, x]), (5,), nprocs=4)
+dist.broadcast_object_list([None], src=0)
+found["backends"] = [dist.get_backend(group), dist.get_backend(dist.new_group(backend="gloo"))]
 objects = [None] * 4
 dist.all_gather_object(objects, {"a": rank})
 found["objects"] = objects
@@ -88,6 +92,7 @@ def test_a_group_gives_what_this_rank_has_and_notes_what_was_asked(folder):
     assert found["recv"] == [0, 0, 0]
     assert found["objects"] == [{"a": 2}] * 4
     assert found["functional"] == [2, 2]
+    assert found["spawned"] + found["backends"] == [2, 5, "nccl", "gloo"]
     asked = [one for one in found["asked"] if one[2] not in ("int64", "uint8")]  # those of objects
     assert asked == [
         ["all_reduce", 16, "float32", "1", -1, False],
@@ -150,6 +155,7 @@ def test_fully_shard_gathers_and_scatters_its_parameters(folder):
     }
 
 
+RECEIVED = 'dist.init_process_group("gloo")\nx = torch.ones(10)\n'
 PIPELINE = """
 dist.init_process_group("nccl")
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -199,8 +205,14 @@ def test_all_stages_are_one_trace(folder):
             "leave saving out in a fake world",
         ),
         ('dist.init_process_group("gloo", world_size=2, rank=0)', "the script sets world_size to 2"),
+        ("torch.multiprocessing.spawn(print, nprocs=8)", "record --world 8"),
+        (RECEIVED + "dist.all_gather_single(x, x)", "10 elements do not divide among the 4 ranks of group"),
+        pytest.param(
+            RECEIVED + "x.cuda()", "this machine has none: add --emulate NAME, such as --emulate h100",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
-    ids=["objects", "checkpoint", "another world"],
+    ids=["objects", "checkpoint", "another world", "spawn", "divide", "gpu"],
 )  # fmt: skip
 def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, said):
     done = collect(folder, script, "train.py")
@@ -226,6 +238,17 @@ def test_what_makes_no_world_is_refused_before_anything_runs(folder, ask, words,
 
     assert said in done.err
     assert (done.out, done.code > 0, (folder.path / "ran").exists()) == ("", True, False)
+
+
+def test_an_error_that_ends_the_script_is_explained_or_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "excepthook", lambda *given: shown.append(given[1]))
+    monkeypatch.setattr(Refused, "why", None)
+    explain_errors()
+    sys.excepthook(OSError, OSError("libnccl.so.2: cannot open"), None)
+    assert Refused.why.startswith("the script calls NCCL past torch.distributed")
+    sys.excepthook(ValueError, error := ValueError("bad batch\nof 3"), None)
+    assert (shown, Refused.why) == ([error], "the script failed: ValueError: bad batch")
 
 
 # -- a fake world asks for the collectives of the real job, and holds as much memory: two and four ranks -----

@@ -389,7 +389,7 @@ class _Run:
         elif self._saved is None and self._interrupted(code):
             # Those that were killed meanwhile have nothing else to say.
             failed = [text for text in failed if INTERRUPTED_EARLY in text][:1] or [
-                f"{INTERRUPTED_EARLY}."
+                INTERRUPTED_EARLY + "."
             ]
         elif self._saved is None and not failed:
             failed = [self._why_nothing()]
@@ -547,16 +547,15 @@ def joined_ranks(traces: list[Trace]) -> Trace:
     from daydream.collect.importers.ranks import move
     from daydream.trace.metadata import OF_EACH_RANK
 
-    origin = min(int(trace.metadata.get("origin_ns", 0)) for trace in traces)
+    origin = min(trace.metadata.get("origin_ns", 0) for trace in traces)
     for trace in traces:
-        shift = int(trace.metadata.get("origin_ns", 0)) - origin
         rank = int(trace.metadata["rank"])
         trace.columns["rank"] = np.full(len(trace), rank, np.int32)
         if (memory := trace.memory) is not None:
             trace.memory = memory.changed(rank=np.full(len(memory), rank))
         for step in trace.metadata["steps"]:
             step["rank"] = rank
-        move(trace, {rank: shift})
+        move(trace, {rank: trace.metadata.get("origin_ns", 0) - origin})
         trace.metadata["origin_ns"] = origin
     source = traces[0].metadata.get("source")
     joined = join_ranks(traces)

@@ -36,6 +36,7 @@ from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
 from daydream.collect.live.torch_compiler import watch_compiler
 from daydream.errors import DaydreamError
+from daydream.world import Refused
 
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai"}
 LAUNCHING_MODULES = (
@@ -165,6 +166,7 @@ class Child:
             failed = f"collecting failed in process {self._pid}:\n{traceback.format_exc()}"
         self._locate()
         rank, world = self._place
+        failed = Refused.why or failed
         if not tell(self._folder, what="ended", failed=failed, rank=rank, world=world) and failed:
             sys.stderr.write(f"daydream: {failed}\n")
         if interrupted:
