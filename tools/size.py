@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "core": Budget(112_150, 55, 10.24),
     "reading and recording": Budget(133_700, 79, 9.50),
-    "knowledge": Budget(197_810, 98, 10.52),
+    "knowledge": Budget(194_360, 95, 10.52),
     "surface": Budget(105_600, 66, 9.53),
     "world": Budget(17_900, 11, 9.96),
     "plan": Budget(10_210, 7, 10.76),
