@@ -306,7 +306,7 @@ class Allocations:
         return (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
 
 
-def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
+def rounded(nbytes: npt.ArrayLike, device: npt.ArrayLike) -> np.ndarray:
     """Return what the allocators of these devices give for these bytes: int64, shape (n,)."""
     nbytes = np.maximum(np.asarray(nbytes, np.int64), 0)
     return np.where(np.asarray(device) < 0, nbytes, -(-nbytes // GRANULE) * GRANULE)
