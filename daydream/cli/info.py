@@ -300,7 +300,7 @@ def memory(
         raise usage_error("give either '--largest-batch' or '--largest sequence'")
     out.check_files(*TIMELINES)
     if snapshot is not None:
-        from daydream.memory.snapshot_memory import snapshot_memory
+        from daydream.memory.snapshot import snapshot_memory
 
         with working() as progress:
             progress(f"replaying {snapshot}")

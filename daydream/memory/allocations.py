@@ -16,7 +16,7 @@ belongs to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -46,12 +46,14 @@ EVENT = 2 * STEP  # from one recorded event to the next
 OWN_ERROR = 0.02  # of any change; see `Allocations.own_error`
 GRANULE = 512  # bytes: PyTorch's allocator for GPUs rounds each request up to this
 
-TYPES: dict[str, str] = {
-    "rank": "int64", "device": "int64", "bytes": "int64", "begin": "int64", "end": "int64",
-    "begin_row": "int64", "end_row": "int64", "kind": "int64", "step": "int64", "end_step": "int64",
-    "phase": "int64", "end_phase": "int64", "parameter": "int64", "recorded_bytes": "int64",
-    "repeat": "int64",
-}  # fmt: skip
+COLUMNS = (
+    "rank", "device", "bytes", "begin", "end", "begin_row", "end_row", "kind", "step", "end_step", "phase",
+    "end_phase", "parameter", "recorded_bytes", "repeat",
+)  # fmt: skip
+
+
+Row = tuple[str, int, int]
+"""What is held all the time: kind, bytes, and whose it is, a place among the parameters or -1."""
 
 
 @dataclass
@@ -240,28 +242,26 @@ class Allocations:
         """
         chosen = np.asarray(like)
         rows = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
-        added = {name: self[name][rows] for name in TYPES}
+        added = {name: self[name][rows] for name in COLUMNS}
         for name, given in columns.items():
-            values = (
-                given
-                if not isinstance(given, str)
-                else (KINDS if name == "kind" else PHASES).index(given)
-            )
-            added[name] = np.broadcast_to(np.asarray(values, TYPES[name]), len(rows))
+            names = KINDS if name == "kind" else PHASES
+            values = names.index(given) if isinstance(given, str) else given
+            added[name] = np.broadcast_to(np.asarray(values, np.int64), len(rows))
         added["bytes"] = rounded(added["bytes"], added["device"])
         self.append(added)
 
-    def append(self, rows: dict[str, np.ndarray]) -> None:
-        """Add rows as they are: every column, of one length, but for those that only a change fills."""
-        rows = {
-            "recorded_bytes": rows["bytes"],
-            "repeat": np.zeros(len(rows["bytes"]), np.int64),
-            **rows,
-        }
-        self.columns = {
-            name: np.concatenate([self[name], np.asarray(rows[name], TYPES[name])])
-            for name in TYPES
-        }
+    def add_before(self, rank: int, device: int, rows: Sequence[Row]) -> None:
+        """Add what a device held before the recording began and still holds at its end."""
+        columns: dict[str, Any] = dict.fromkeys(COLUMNS, UNKNOWN)
+        columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER, "repeat": 0}
+        columns["kind"] = [KINDS.index(kind) for kind, _, _ in rows]
+        columns["bytes"] = columns["recorded_bytes"] = [nbytes for _, nbytes, _ in rows]
+        columns["parameter"] = [parameter for _, _, parameter in rows]
+        self.append({name: np.full(len(rows), value, np.int64) for name, value in columns.items()})
+
+    def append(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Add rows as they are: every column, of one length."""
+        self.columns = {name: np.concatenate([self[name], rows[name]]) for name in COLUMNS}
 
     # What it holds
 
@@ -306,7 +306,7 @@ class Allocations:
         return (self["begin"] <= place) & (self["end"] >= place) & (self["end"] > self["begin"])
 
 
-def rounded(nbytes: np.ndarray, device: np.ndarray) -> np.ndarray:
+def rounded(nbytes: npt.ArrayLike, device: npt.ArrayLike) -> np.ndarray:
     """Return what the allocators of these devices give for these bytes: int64, shape (n,)."""
     nbytes = np.maximum(np.asarray(nbytes, np.int64), 0)
     return np.where(np.asarray(device) < 0, nbytes, -(-nbytes // GRANULE) * GRANULE)

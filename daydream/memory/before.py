@@ -27,13 +27,11 @@ from daydream.arrays import unique
 from daydream.costs.operators import Operator, operator
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
-    AFTER,
     BEFORE,
     GRANULE,
-    KINDS,
     STEP,
-    TYPES,
     Allocations,
+    Row,
     freed,
     is_kind,
     of_rank,
@@ -90,43 +88,30 @@ def weights_of(trace: Trace, rank: int) -> list[dict[str, Any]]:
     In the order of use. Of a call within another of the same kind (autocast repeats it) the outer one counts.
     """
     names = trace.text("name")
-    kinds = rows_that(trace, lambda name: _owns_parameters(operator(name)))
-    rows = np.flatnonzero(
-        kinds & trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
-    )
-    rows = rows[trace["shapes"][rows] >= 0]
-    if not len(rows):
-        return []
-    forward = trace["phase"][rows] == trace.code("phase", "forward")
-    if forward.any():
-        rows = rows[forward]
-    rows = rows[
-        trace["step"][rows] == trace["step"][rows[-1]]
-    ]  # the last step: the first may be cut
+    owns = rows_that(trace, lambda name: _owns_parameters(operator(name)))
+    owns &= trace.is_kind("operator") & (np.maximum(trace["rank"], 0) == rank)
+    rows = np.flatnonzero(owns & (trace["shapes"] >= 0))
+    forward = rows[trace["phase"][rows] == trace.code("phase", "forward")]
+    rows = forward if len(forward) else rows
+    step = trace["step"][rows]
+    rows = rows[step == step[-1:]]  # the last step: the first may be cut
     own = np.zeros(len(trace), bool)
     own[rows] = True
     rows = rows[enclosing(trace["parent"], own, trace["parent"][rows], inner=True) < 0]
-    found = []
-    seen = set()
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows.tolist():
         name = names[trace["name"][row]]
-        layer = _text(trace, "layer", row)
+        layer, dtype = (_text(trace, column, row) for column in ("layer", "dtype"))
         arguments = arguments_of(trace, row)
         op = operator(name)
         for place in op.parameters:
             shape = arguments[place] if place < len(arguments) else ()
-            if (
-                not isinstance(shape, tuple)
-                or not shape
-                or (layer is not None and (layer, name, place) in seen)
-            ):
-                continue
-            seen.add((layer, name, place))
-            found.append({
-                "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
-                "dtype": _text(trace, "dtype", row) or "", "requires_grad": op.roles[place] != "statistic",
-            })  # fmt: skip
-    return found
+            if isinstance(shape, tuple) and shape:
+                found.setdefault((row if layer is None else layer, name, place), {
+                    "name": f"{layer or name} {place}", "layer": layer, "shape": list(shape), "op": name,
+                    "dtype": dtype or "", "requires_grad": op.roles[place] != "statistic",
+                })  # fmt: skip
+    return list(found.values())
 
 
 def _owns_parameters(op: Operator) -> bool:
@@ -182,10 +167,6 @@ def add_from_the_step_before(held: Allocations, rank: int) -> None:
         added[name] = np.full(len(rows), UNKNOWN)
     added["end_step"] = np.full(len(rows), first)
     held.append(added)
-
-
-Row = tuple[str, int, int]
-"""What is held all the time: kind, bytes, and whose it is, a place among the parameters or -1."""
 
 
 def by_kind(held: Allocations, rank: int, device: int, told: list[Row]) -> list[Row]:
@@ -289,9 +270,8 @@ ON_DEVICE = ("capturable", "fused")  # settings of torch.optim with which that c
 
 def _given(rows: Iterable[Row], device: int) -> list[Row]:
     """Return rows with the bytes that the device's allocator gives; none of no bytes."""
-    devices = np.array([device])
-    sizes = [(each, int(rounded(np.array([each[1]]), devices)[0])) for each in rows]
-    return [(kind, nbytes, parameter) for (kind, _, parameter), nbytes in sizes if nbytes]
+    sizes = [(kind, int(rounded(nbytes, device)), whose) for kind, nbytes, whose in rows]
+    return [row for row in sizes if row[1]]
 
 
 def _bytes(rows: Iterable[Row]) -> int:
@@ -317,7 +297,7 @@ def add_held_before(held: Allocations, events: MemoryEvents) -> None:
         if known and device != HOST and len(rest) == 1:
             _split(held, int(rest[0]), described, first_step=first_step)
         else:
-            _add(held, rank, device, described)
+            held.add_before(rank, device, described)
             for said in [] if known or described else not_counted(held.trace, rank, device):
                 held.note(said)
     _say(held)
@@ -351,25 +331,25 @@ def _states(optimizer: dict[str, Any], parameters: list[dict[str, Any]], device:
     """Return the state of an optimizer: so many times each parameter as its bytes tell, and the rest."""
     groups = optimizer.get("groups", [])
     names = {name for group in groups for name in group.get("parameters", [])}
-    trained = [
-        number
+    trained = {
+        number: each
         for number, each in enumerate(parameters)
         if each.get("name") in names and each.get("requires_grad", True)
-    ]
-    own = optimizer.get("local_state_bytes")
-    total = optimizer.get("state_bytes", 0) if own is None else own
-    whole = sum(size_of(parameters[number]) for number in trained)
+    }
+    total = optimizer.get("local_state_bytes")
+    total = optimizer.get("state_bytes", 0) if total is None else total
+    whole = sum(map(size_of, trained.values()))
     times = total // whole if whole else 0
     found = [
-        ("optimizer_state", size_of(parameters[number]), number)
-        for number in trained
-        if device_of(parameters[number]) == device
+        ("optimizer_state", size_of(each), number)
+        for number, each in trained.items()
+        if device_of(each) == device
         for _ in range(times)
     ]
     rest = total - times * whole
+    homes = Counter(map(device_of, trained.values()))
+    home = max(homes, key=homes.__getitem__, default=HOST)
     tensors = sum(group.get("tensors", 0) for group in groups)
-    homes = Counter(device_of(parameters[number]) for number in trained)
-    home = homes.most_common(1)[0][0] if homes else HOST
     if 0 < rest <= SCALAR_BYTES * tensors:  # a count of steps for each parameter
         settings = [group.get("settings", {}) for group in groups]
         if not any(one.get(name) for one in settings for name in ON_DEVICE):
@@ -444,7 +424,7 @@ def _split(held: Allocations, row: int, described: list[Row], *, first_step: boo
     held["bytes"][row] = held["recorded_bytes"][row] = left
     if not left:
         held.remove(np.arange(len(held)) == row)
-    _add(held, rank, device, fits)
+    held.add_before(rank, device, fits)
 
 
 def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[Row]:
@@ -468,38 +448,25 @@ def _by_shapes(held: Allocations, rank: int, device: int, most: int) -> list[Row
     return []
 
 
-def _add(held: Allocations, rank: int, device: int, rows: list[Row]) -> None:
-    columns: dict[str, Any] = dict.fromkeys(TYPES, UNKNOWN)
-    columns |= {"rank": rank, "device": device, "begin": BEFORE, "end": AFTER}
-    sizes = [nbytes for _, nbytes, _ in rows]
-    columns |= {
-        "bytes": sizes,
-        "recorded_bytes": sizes,
-        "kind": [KINDS.index(kind) for kind, _, _ in rows],
-        "parameter": [parameter for _, _, parameter in rows],
-    }
-    held.append({name: np.full(len(rows), columns[name], TYPES[name]) for name in TYPES})
-
-
 def _own_gradients(held: Allocations) -> None:
     """Tell whose gradient each one is, by layer and size; those of one step in the order of the metadata."""
-    found = np.flatnonzero(is_kind(held, "gradient") & (held["begin"] > BEFORE))
     layers = held.texts("layer")
-    for rank in unique(held["rank"][found]).tolist():
-        owners: dict[tuple[str | None, int], list[int]] = {}
-        for number, each in enumerate(held.parameters[rank]):
+    owners: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for rank, parameters in held.parameters.items():
+        for number, each in enumerate(parameters):
             device = device_of(each)
             if device is not None and each.get("gradient_bytes"):
-                nbytes = int(rounded(np.array([each["gradient_bytes"]]), np.array([device]))[0])
-                owners.setdefault((each.get("layer"), nbytes), []).append(number)
-        seen: Counter[tuple[Any, ...]] = Counter()
-        for row in found[held["rank"][found] == rank].tolist():
-            mine = owners.get((layers[row], int(held["bytes"][row])), [])
-            key = (layers[row], int(held["bytes"][row]), int(held["step"][row]))
-            nth = seen[key]
-            seen[key] += 1
-            if nth < len(mine):
-                held["parameter"][row] = mine[nth]
+                nbytes = int(rounded(each["gradient_bytes"], device))
+                owners[rank, each.get("layer"), nbytes].append(number)
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for row in np.flatnonzero(is_kind(held, "gradient") & (held["begin"] > BEFORE)).tolist():
+        key = int(held["rank"][row]), layers[row], int(held["bytes"][row])
+        step = int(held["step"][row])
+        mine = owners[key]
+        nth = seen[step, key]
+        seen[step, key] += 1
+        if nth < len(mine):
+            held["parameter"][row] = mine[nth]
 
 
 def _say(held: Allocations) -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from daydream.arrays import combinations, distinct_rows, first_of, take
-from daydream.costs.operators import bare_name, operator
+from daydream.arrays import combinations, first_of, take
+from daydream.costs.operators import Operator, bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
 from daydream.costs.workload.operator import itemsize
@@ -37,8 +38,8 @@ from daydream.memory.allocations import (
     AFTER,
     BEFORE,
     GRANULE,
-    KINDS,
     Allocations,
+    is_kind,
     rounded,
 )
 from daydream.memory.enclosing import has_tensors, rows_that
@@ -73,11 +74,15 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
     changes = np.flatnonzero(~held.where(kind=STAYS) & (held.where(phase=PASSES) | before))
     if not len(changes):
         return
-    sizes = _of_unknown(held, changes, factor)
+    recorded = held["recorded_bytes"][changes].astype(np.float64)
+    on_gpu = held["device"][changes] >= 0
+    # What no shape tells grows with the input if it holds more than numbers; what is no input may stay as it is.
+    grown = np.where(recorded > np.where(on_gpu, GRANULE, NUMBERS), recorded * factor, recorded)
+    may = np.where(is_kind(held, "input")[changes], grown, recorded)
+    sizes = np.stack([np.minimum(may, grown), grown, np.maximum(may, grown)])
     if old is not None:
-        by_shapes = _by_shapes(held, changes, old, factor, every=every)
+        by_shapes = _by_shapes(held, changes, old, round(old * factor), every=every)
         sizes = np.where(np.isnan(by_shapes), sizes, by_shapes)
-    recorded = held["recorded_bytes"][changes]
     now = held["bytes"][changes] / np.maximum(recorded, 1)  # an earlier change of the same memory
     which = np.zeros(len(held), bool)
     which[changes] = True
@@ -85,38 +90,23 @@ def resize_input(held: Allocations, old: int | None, factor: float, *, every: bo
 
 
 def _by_shapes(
-    held: Allocations, rows: np.ndarray, old: int, factor: float, *, every: bool
+    held: Allocations, rows: np.ndarray, old: int, new: int, *, every: bool
 ) -> np.ndarray:
     """Return the least, expected and largest sizes before rounding, NaN where shapes do not tell: (3, rows)."""
-    sizes = _sizes_of(held.trace, old, round(old * factor), every=every)
-    calls = sizes.calls
+    trace = held.trace
+    known = _known.setdefault(trace, {})
+    if (old, new, every) not in known:
+        calls = calls_of(trace)
+        known[old, new, every] = _Sizes(calls, Resize(calls, old, new, every=every))
+    sizes = known[old, new, every]
     asked = asking_operators(held, rows)
-    scores = sizes.resize.shared
-    keys = np.stack([
-        take(held.trace["name"], asked),
-        take(held.trace["shapes"], asked),
-        take(calls.which, asked),
-        take(held.trace["dtype"], asked),
-        take(rows_of_scores(calls), asked, False) if scores else np.zeros(len(rows)),
-        held["recorded_bytes"][rows],
-        held["device"][rows] >= 0,
-    ]).astype(np.int64)  # fmt: skip
-    first, of_key = distinct_rows(keys)
-    found = np.array([sizes.of(*key) for key in keys[:, first].T.tolist()], np.float64)
+    scores = rows_of_scores(sizes.calls) if sizes.resize.shared else np.zeros(len(trace), bool)
+    keys = [take(trace[name], asked) for name in ("name", "shapes", "dtype")]
+    keys += [take(sizes.calls.which, asked), take(scores, asked, False)]
+    keys += [held["recorded_bytes"][rows], held["device"][rows] >= 0]
+    of_key, distinct = combinations(keys)
+    found = np.array([sizes.of(*key) for key in distinct], np.float64)
     return found[of_key].T
-
-
-def _of_unknown(held: Allocations, rows: np.ndarray, factor: float) -> np.ndarray:
-    """Return the same of what no shape tells: what holds more than numbers grows with the input.
-
-    Inputs do so certainly. Of anything else it is expected, and may stay as it is.
-    """
-    recorded = held["recorded_bytes"][rows].astype(np.float64)
-    sure = held["kind"][rows] == KINDS.index("input")
-    granule = np.where(held["device"][rows] >= 0, GRANULE, np.where(sure, ITEM_BYTES[2], NUMBERS))
-    grows = np.where(recorded > granule, recorded * factor, recorded)
-    may = np.where(sure, grows, recorded)
-    return np.stack([np.minimum(may, grows), grows, np.maximum(may, grows)])
 
 
 def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
@@ -125,14 +115,6 @@ def asking_operators(held: Allocations, rows: np.ndarray) -> np.ndarray:
 
 
 _known: WeakKeyDictionary[Trace, dict[tuple[int, int, bool], _Sizes]] = WeakKeyDictionary()
-
-
-def _sizes_of(trace: Trace, old: int, new: int, *, every: bool) -> _Sizes:
-    known = _known.setdefault(trace, {})
-    if (old, new, every) not in known:
-        calls = calls_of(trace)
-        known[old, new, every] = _Sizes(calls, Resize(calls, old, new, every=every))
-    return known[old, new, every]
 
 
 class _Sizes:
@@ -147,7 +129,7 @@ class _Sizes:
         self._read: dict[tuple[int, int, int, int], Reading] = {}
 
     def of(
-        self, name: int, shapes: int, work: int, dtype: int, scores: int, nbytes: int, on_gpu: int
+        self, name: int, shapes: int, dtype: int, work: int, scores: int, nbytes: int, on_gpu: int
     ) -> tuple[float, float, float]:
         """Return the least, expected and largest new size in bytes, NaN where shapes do not tell."""
         if shapes < 0:
@@ -224,8 +206,8 @@ def _wholes(
     for one, other in zip(old, new, strict=True):
         if isinstance(one, list):
             yield elements(one), elements(other)
-    before, after = (_broadcast([pair[side] for pair in pairs]) for side in (0, 1))
-    if before and after:
+    with suppress(ValueError):
+        before, after = (prod(np.broadcast_shapes(*sides)) for sides in zip(*pairs, strict=True))
         yield before, after
 
 
@@ -236,13 +218,6 @@ def _partly(pairs: list[tuple[Shape, Shape]]) -> Iterator[tuple[int, int]]:
         yield from ((prod(one[:at]), prod(other[:at])) for at in reversed(places))
         yield from ((prod(one[at:]), prod(other[at:])) for at in places)
         yield from zip(one, other, strict=True)
-
-
-def _broadcast(shapes: list[Shape]) -> int:
-    try:
-        return prod(np.broadcast_shapes(*shapes))
-    except ValueError:
-        return 0
 
 
 SUM = regex(r"^aten::(add|sub)_?$")
@@ -316,46 +291,45 @@ def drop_scores(held: Allocations) -> None:
         NotApplicableError: shapes show no scores.
     """
     trace = held.trace
-    names = trace.text("name")
-    texts = trace.text("shapes")
+    texts = [*trace.text("shapes"), None]
     asked = asking_operators(held, np.arange(len(held)))
     of_key, distinct = combinations([take(trace[name], asked) for name in ("name", "shapes")])
-    shapes = [
-        (bare_name(names[name]), _results(names[name], texts[text]) if text >= 0 else [])
-        for name, text in distinct
-    ]
-    products = {shape for name, found in shapes if operator(name).is_batched for shape in found}
-    sums = {(prod(shape), *shape[-2:]) for shape in products}
+    shapes: list[
+        tuple[Operator, list[Shape]]
+    ] = []  # that a call's result may have: a batched product's own
+    for name, text in distinct:
+        op = operator(trace.text("name")[name])
+        arguments = parse_shapes(texts[text]) or []
+        found = [part for part in arguments if isinstance(part, tuple) and len(part) > 2]
+        shapes.append(
+            (op, [result_size(op.name, arguments)] if op.is_batched and arguments else found)
+        )
+
+    def alike(shape: Shape) -> tuple[int, ...]:
+        return prod(shape), *shape[-2:]
+
+    products = {alike(shape) for op, found in shapes if op.is_batched for shape in found}
     of_softmax = {
         shape
-        for name, found in shapes
-        if operator(name).is_softmax
+        for op, found in shapes
+        if op.is_softmax
         for shape in found
-        if (prod(shape), *shape[-2:]) in sums
+        if alike(shape) in products
     }
-    scores = {(prod(shape), *shape[-2:]) for shape in of_softmax}
-    if not scores:
+    if not of_softmax:
         raise NotApplicableError("no shapes show a softmax between two batched products")
-    elements = np.array([
-        max((prod(shape) for shape in found if (prod(shape), *shape[-2:]) in scores), default=0)
-        for _, found in shapes
-    ], np.int64)[of_key]  # fmt: skip
+    scores = set(map(alike, of_softmax))
     widths = {prod(shape): shape[-1] for shape in of_softmax}
-    width = np.array([widths.get(each, 1) for each in elements.tolist()])
-    fits = np.zeros(len(held), bool)
-    for size in (1, 2, 4):
-        fits |= rounded(elements * size, held["device"]) == held["recorded_bytes"]
-    goes = fits & (elements > 0) & held.where(kind=("activation", "temporary"))
-    is_softmax = np.array([operator(name).is_softmax for name, _ in shapes], bool)[of_key]
+    sizes = [
+        max((prod(one) for one in found if alike(one) in scores), default=0) for _, found in shapes
+    ]
+    elements = np.array(sizes)[of_key]
+    fits = [
+        rounded(elements * size, held["device"]) == held["recorded_bytes"] for size in (1, 2, 4)
+    ]
+    goes = np.any(fits, axis=0) & (elements > 0) & held.where(kind=("activation", "temporary"))
+    is_softmax = np.array([op.is_softmax for op, _ in shapes])[of_key]
     saved = np.flatnonzero(goes & is_softmax & held.where(kind="activation"))
-    kept = 4 * elements[saved] // width[saved]
+    kept = [4 * many // widths.get(many, 1) for many in elements[saved].tolist()]
     held.add(saved, bytes=kept, recorded_bytes=kept)
     held.remove(np.append(goes, np.zeros(len(saved), bool)))
-
-
-def _results(name: str, text: str) -> list[tuple[int, ...]]:
-    """Return shapes that a call's result may have: a batched product's own, else those of its tensors."""
-    arguments = parse_shapes(text) or []
-    if operator(name).is_batched:
-        return [result_size(bare_name(name), arguments)]
-    return [part for part in arguments if isinstance(part, tuple) and len(part) > 2]

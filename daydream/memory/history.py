@@ -16,12 +16,14 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
-from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator
-from daydream.memory.replay import (
+from daydream.memory.allocator import (
     ALLOCATE,
     DEFER,
     EMPTY_CACHE,
     FREE,
+    LARGEST_SMALL,
+    SMALL_SEGMENT,
+    Allocator,
     Part,
     Request,
     Segment,
@@ -196,19 +198,11 @@ class Layout:
         ]
         return region
 
-    def near(self, address: int) -> tuple[Held | None, Held | None]:
-        """Return the block in use that begins at an address or last before it, and the next one."""
-        at = bisect_right(self._addresses, address)
-        before = self._addresses[:at][-1:]
-        after = self._addresses[at : at + 1]
-        return (self.held[before[0]] if before else None, self.held[after[0]] if after else None)
-
     def first_in(self, address: int, end: int) -> Held | None:
         """Return the first block that lies, at least in part, between two addresses."""
-        before, after = self.near(address)
-        if before is not None and before.end > address:
-            return before
-        return after if after is not None and after.address < end else None
+        at = bisect_right(self._addresses, address)
+        near = (self.held[each] for each in self._addresses[max(at - 1, 0) : at + 1])
+        return next((block for block in near if block.address < end and block.end > address), None)
 
     def hold(self, block: Held) -> None:
         """Enter a block, where none is."""
@@ -219,14 +213,6 @@ class Layout:
         """Take out the block at an address, which there must be."""
         del self._addresses[bisect_left(self._addresses, address)]
         return self.held.pop(address)
-
-    def fill_up(self, block: Held, region: Region, until: int) -> None:
-        """Give a block the rest up to an address that was too small to be split off.
-
-        In the large pool a rest of 1 MiB or less stays with its block, and no block is as small as that.
-        """
-        if not (region.small or region.expandable) and 0 < until - block.end <= LARGEST_SMALL:
-            block.size = until - block.address
 
     def segments(self) -> list[Segment]:
         """Return it as segments; blocks in use are numbered in order of address."""
@@ -317,11 +303,14 @@ def _hold_first(
             start.hold(block)
         else:
             odd += 1
-    for block in start.held.values():
-        if (region := start.region_at(block.address)) is not None:
-            after = start.near(block.address)[1]
-            until = region.end if after is None else min(after.address, region.end)
-            start.fill_up(block, region, until)
+    # In the large pool a rest of 1 MiB or less stays with its block, and no block is as small as that.
+    ordered = [start.held[address] for address in sorted(start.held)]
+    for block, after in zip(ordered, [*ordered[1:], None], strict=False):
+        region = start.region_at(block.address)
+        if region is not None and not (region.small or region.expandable):
+            until = min(region.end, region.end if after is None else after.address)
+            if until - block.end <= LARGEST_SMALL:
+                block.size = until - block.address
     return odd
 
 
@@ -443,9 +432,6 @@ class Reading:
         self.frames.append(record.frames)
         self.fresh = ""
         self.blocks[record.address] = name
-        before, _ = self.layout.near(record.address)
-        if region is not None and before is not None and before.address >= region.address:
-            self.layout.fill_up(before, region, record.address)
         # Overlaps are judged by what was asked for: how large the block is, is not recorded.
         self.layout.hold(Held(record.address, record.size, record.size))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from daydream.arrays import first_of, places, run_starts, take, unique
+from daydream.arrays import first_of, places, take, unique
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
 from daydream.costs.workload.operator import itemsize
@@ -53,19 +53,10 @@ def block_of_rows(
     Returns:
         two arrays of places among the blocks, -1 if in none; int64, shape (rows,).
     """
-    from daydream.model.blocks import TOGETHER, block_of_layers
+    from daydream.model.blocks import block_of_paths
 
-    _, blocks = block_of_layers(held.graph, patterns)
-    place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
-    known: dict[str | None, int] = {None: UNKNOWN}
-
-    def block(path: str | None) -> int:
-        if path is not None and path not in known:
-            outer = [path, *(path[: at.start()] for at in re.finditer(r"\.", path))]
-            known[path] = next((place[one] for one in outer if one in place), UNKNOWN)
-        return known[path]
-
-    by_code = np.array([*(block(path) for path in held.trace.text("layer")), UNKNOWN], np.int64)
+    block, _ = block_of_paths(held.graph, patterns)
+    by_code = np.array([block(path) for path in (*held.trace.text("layer"), None)], np.int64)
     begin, end = (by_code[codes_of_rows(held, "layer", at=at)] for at in ("begin", "end"))
     owned = np.flatnonzero(held["parameter"] >= 0)
     begin[owned] = end[owned] = [block(held.parameter(row)["layer"]) for row in owned.tolist()]
@@ -204,16 +195,16 @@ def next_call(held: Allocations, rows: np.ndarray) -> np.ndarray:
     above = take(held.trace["parent"], node)
     node = np.where(take(nodes(held.trace), above, False), above, node)
     node = np.where(node >= 0, node, asked)
-    rank = held["rank"][order]
-    changes = (run_starts(node[::-1]) | run_starts(rank[::-1]))[::-1]
-    last = np.where(changes, np.arange(len(order)), len(order))
-    last = np.minimum.accumulate(last[::-1])[::-1]  # the last allocation of the same node
-    begins = np.append(held["begin"][order], AFTER)
-    behind = np.where(
-        take(rank[1:] == rank[:-1], last, False), begins[last + 1], begins[last] + STEP
-    )
     found = np.full(len(held), AFTER)
-    found[order] = place_before(behind)
+    after = [UNKNOWN] * 3  # rank, node and begin of the allocation behind
+    keys = (column.tolist() for column in (order, held["rank"][order], node, held["begin"][order]))
+    for row, *of_row in reversed(list(zip(*keys, strict=True))):
+        if of_row[0] != after[0]:
+            behind = of_row[2] + STEP
+        elif of_row[1] != after[1]:
+            behind = after[2]
+        found[row] = place_before(behind)
+        after = of_row
     return found[rows]
 
 

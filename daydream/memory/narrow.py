@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from daydream.arrays import distinct_rows, run_starts, take, turns
-from daydream.costs.operators import Operator, operator, operators_that
+from daydream.costs.operators import operator, operators_that
 from daydream.costs.workload.operator import itemsize
 from daydream.costs.workload.shapes import Argument, elements
 from daydream.graph.calls import enclosing
@@ -30,7 +30,6 @@ from daydream.memory.allocations import (
     BEFORE,
     STEP,
     Allocations,
-    Parts,
     between,
     parts_of,
     place_before,
@@ -45,7 +44,7 @@ from daydream.memory.liveness import (
     next_call,
     used_until,
 )
-from daydream.model.autocast import Work, walk, wants
+from daydream.model.precision import Work, walk, wants
 from daydream.trace.schema import PHASES, UNKNOWN
 from daydream.trace.trace import Trace
 
@@ -84,24 +83,6 @@ def resize_workspaces(held: Allocations, layer: np.ndarray) -> np.ndarray:
         if recorded != lstm_workspace(arguments, WIDE):
             part = held.among(0.5, 0.75, 1.0)
         held["bytes"][row] = round(nbytes * part)
-    return found
-
-
-def resize_scratch(held: Allocations, rows: np.ndarray) -> np.ndarray:
-    """Give what recurrent layers hold while they run half its size, at the least nothing, at the most all.
-
-    Args:
-        held: the allocations.
-        rows: which are computed in 16 bits, int64.
-
-    Returns:
-        which these are, bool, shape (rows of the table,).
-    """
-    inside = (held["begin_row"] == held["end_row"]) & held.where(kind="temporary", op=LAYER.pattern)
-    found = np.zeros(len(held), bool)
-    found[rows] = inside[rows]
-    half = held["bytes"][found] // 2
-    held["bytes"][found] = held.among(0 * half, half, 2 * half)
     return found
 
 
@@ -201,53 +182,44 @@ def hold_16_bits(held: Allocations, **options: Any) -> None:  # noqa: ARG001 - t
         held.own_error = max(held.own_error, OWN_ERROR_ON_GPU)
     begin_row = held["begin_row"]
     call = forward_calls(held)
-    backward = (held["phase"] == PHASES.index("backward")) & (call >= 0)
+    backward = in_phase(held, "backward") & (call >= 0)
     maker = np.where(backward, call, begin_row)
-    made_in = take(types.result, types.outermost[maker], 0)
+    outer = types.outermost[maker]
     of_product = types.in_product[maker]
-    is_float = (
-        types.float32[begin_row]
-        & (begin_row >= 0)
-        & held.where(phase=("forward", "loss", "backward"))
-    )
-    is_float &= ~held.where(kind=("parameter", "optimizer_state"))
-    is_float &= ~_of_other_types(held)
+    is_float = types.float32[begin_row] & held.where(phase=("forward", "loss", "backward"))
+    is_float &= ~held.where(kind=("parameter", "optimizer_state")) & ~_of_other_types(held)
     gradient = held.where(kind="gradient")
-
-    _add_copies(held, types, maker)
-    size = len(begin_row)
-    last = forward_calls(held, at="end")[:size]
+    last = forward_calls(held, at="end")
     # torch's written-out attention works in 32 bits whatever it is given (attention.cpp).
-    in_math = nearest(held, types.math, forward=True)[:size] >= 0
-    into_math = take(types.in_math, last, False) & (last >= 0) & ~in_math
-    into_math &= held.where(kind="activation")[:size] & is_float
-    saved = (
-        held.where(kind="activation")[:size]
-        & types.in_product[last]
-        & (last >= 0)
-        & ~into_math
-        & ~in_math
-    )
-    wide = made_in == 32
-    copied = np.flatnonzero(is_float & saved & wide & ~backward)
-    into_32 = (
-        backward & of_product & ~gradient & (take(types.given, types.outermost[maker], 0) == 32)
-    )
-    half = is_float & ((made_in == 16) | saved) & ~gradient & ~into_32 & ~in_math
-    recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)[:size]
+    in_math = nearest(held, types.math, forward=True) >= 0
+    kept = held.where(kind="activation") & (last >= 0) & ~in_math
+    into_math = kept & take(types.in_math, last, False)
+    saved = kept & types.in_product[last] & ~into_math
+    recurrent = nearest(held, rows_that(held.trace, LAYER.search), forward=True)
+    into_32 = backward & of_product & ~gradient & (types.given[outer] == 32)
+    half = is_float & ((types.result[outer] == 16) | saved) & ~gradient & ~into_32 & ~in_math
     # oneDNN computes gradients of recurrent layers in 32 bits; what its own call asks for, and not torch, is a
     # copy of weights or room to compute in.
-    half &= (
-        (recurrent < 0) | ~in_phase(held, "backward")[:size] | held.where(op=LAYER.pattern)[:size]
-    )
-    forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
-    inside = copied[forward.of[copied] >= 0]
-    held.add(inside, end=used_until(held, inside, forward), kind="temporary")
-    _cast_values(held, types, np.flatnonzero(into_math & (forward.of[:size] >= 0)), last, forward)
+    half &= (recurrent < 0) | ~in_phase(held, "backward") | held.where(op=LAYER.pattern)
     casts = is_float & backward & of_product & (gradient | into_32) & ~in_math & (recurrent < 0)
+    forward = parts_of(held, held.where(phase=("forward", "loss")), held["step"])
+    copied = is_float & saved & (types.result[outer] == 32) & ~backward
+    inside, values = (
+        np.flatnonzero(rows & (forward.of >= 0)) for rows in (copied, into_math & is_float)
+    )
+    done, used = (used_until(held, rows, forward) for rows in (inside, values))
+
+    size = len(held)
+    _add_copies(held, types, maker)
+    held.add(inside, end=done, kind="temporary")
+    # What written-out attention reads goes when that is done, and it holds its values in 32 bits instead.
+    ends = held["end"][values].copy()
+    calls = [arguments_of(held.trace, row) for row in types.outermost[last[values]].tolist()]
+    sizes = [4 * elements((call + [()] * 3)[2]) for call in calls]
+    held["end"][values] = used
+    held.add(values, bytes=sizes, recorded_bytes=sizes, begin=used, end=ends)
     _cast_gradients(held, np.flatnonzero(casts))
     half &= ~resize_workspaces(held, recurrent)
-    half &= ~resize_scratch(held, np.flatnonzero(half))[:size]
     held.scale(np.append(half, np.zeros(len(held) - size, bool)), 0.5)
     add_scratch(held, np.flatnonzero(half | casts))
 
@@ -306,20 +278,6 @@ def _cast_gradients(held: Allocations, rows: np.ndarray) -> None:
     held["begin"][rows] = at
 
 
-def _cast_values(
-    held: Allocations, types: _Types, rows: np.ndarray, last: np.ndarray, forward: Parts
-) -> None:
-    """Let what written-out attention reads go when that is done, and hold its values in 32 bits instead."""
-    if not len(rows):
-        return
-    used = used_until(held, rows, forward)
-    ends = held["end"][rows].copy()
-    calls = [arguments_of(held.trace, row) for row in types.outermost[last[rows]].tolist()]
-    sizes = np.array([4 * elements((call + [()] * 3)[2]) for call in calls], np.int64)
-    held["end"][rows] = used
-    held.add(rows, bytes=sizes, recorded_bytes=sizes, begin=used, end=ends)
-
-
 def _of_other_types(held: Allocations) -> np.ndarray:
     """Return what is no number of 32 bits: indices beside values half as large, masks beside values."""
     found = np.zeros(len(held), bool)
@@ -334,20 +292,6 @@ def _of_other_types(held: Allocations) -> np.ndarray:
             nbytes.setdefault(key, set()).add(size)
         sizes = held["recorded_bytes"][rows].tolist()
         found[rows] = [size / times in nbytes[key] for key, size in zip(keys, sizes, strict=True)]
-    return found | _statistics(held)
-
-
-def _statistics(held: Allocations) -> np.ndarray:
-    """Return what norms keep of mean and deviation, in 32 bits: all that is smaller than their result."""
-    norm = nearest(
-        held, rows_that(held.trace, lambda name: operator(name).family == "normalization")
-    )
-    rows = np.flatnonzero((norm >= 0) & held.where(phase=("forward", "loss")))
-    first, call = distinct_rows([held["repeat"][rows], norm[rows]])
-    largest = np.zeros(len(first), np.int64)
-    np.maximum.at(largest, call, held["recorded_bytes"][rows])
-    found = np.zeros(len(held), bool)
-    found[rows] = held["recorded_bytes"][rows] < largest[call]
     return found
 
 
@@ -379,7 +323,7 @@ def _add_copies(held: Allocations, types: _Types, maker: np.ndarray) -> None:
     ends = np.maximum(ends[leader[there]], done[there])
     _hold(types, leader[there], call[there], types.weight_elements, first[there], ends)
     # They are held in 32 bits by whoever made them, and in 16 bits for the product.
-    begins = there[take(types.is_first | types.reads_result, call[there], False)]
+    begins = there[types.reads_32[call[there]]]
     ends = np.maximum(done[begins], first[begins])
     read = partial(first_elements, held.trace)
     _hold(types, leader[begins], call[begins], read, first[begins], ends)
@@ -402,88 +346,69 @@ def _hold(
     )
 
 
-@dataclass
 class _Types:
-    """Types of the forward pass' outermost operators, by row of the trace; a last entry stands for no row."""
+    """Types of the forward pass' outermost operators, by row of the trace; a last entry stands for no row.
 
-    held: Allocations
+    Attributes:
+        outermost: the outermost operator around each row, -1 for none.
+        in_product, in_math: whether a row is of a product, within written-out attention.
+        float32: whether a row's own type is that.
+        given, result: bits that an outermost operator of the forward pass is given and makes, 0 for others.
+        reads_32: whether it is a product that reads what is held in 32 bits by whoever made it.
+    """
 
-    def __post_init__(self) -> None:
-        trace = self.held.trace
+    def __init__(self, held: Allocations) -> None:
+        self.held = held
+        self.on_gpu = bool((held["device"] >= 0).any())
+        trace = held.trace
         size = len(trace)
-        is_call = np.append(trace.is_kind("operator"), False)
-
-        def among(fits: Callable[[Operator], object]) -> np.ndarray:
-            return is_call & np.append(rows_that(trace, lambda name: fits(operator(name))), False)
-
-        outermost = enclosing(trace["parent"], is_call[:-1], np.arange(size), inner=False)
-        outermost = np.append(outermost, UNKNOWN)
+        is_call = trace.is_kind("operator")
+        outermost = enclosing(trace["parent"], is_call, np.arange(size), inner=False)
         # A row of no operator, such as a range between, belongs to the operator around it.
-        self.outermost = outermost
-        self.on_gpu = bool((self.held["device"] >= 0).any())
-        product = among(lambda op: wants(op, on_gpu=self.on_gpu) == 16)
-        wide = among(lambda op: wants(op, on_gpu=self.on_gpu) == 32)
-        self.product = self._any_inside(product)
-        self.wide = self._any_inside(wide) & ~self.product
-        self.loss = self._any_inside(among(lambda op: "loss" in op.traits))
-        # `softmax` is made of `_softmax`.
-        self.keeps_result = self._any_inside(
-            among(lambda op: op.keeps_result or op.name == "softmax")
-        )
-        self.view = among(lambda op: not op.traits.isdisjoint(("view", "no-work")))
-        self.sum = among(lambda op: op.name in ("add", "sub"))
-        self.factor = among(lambda op: op.name in ("mul", "div"))
+        self.outermost = np.append(outermost, UNKNOWN)
         self.math = rows_that(trace, WRITTEN_OUT.__eq__)
         self.in_math = enclosing(trace["parent"], self.math, np.arange(size), inner=True) >= 0
-        self.in_product = take(self.product, outermost, False) & (outermost >= 0)
-        dtype = trace.text("dtype")
-        codes = np.array([*(text == FLOAT for text in dtype), True])
-        self.float32 = np.append(codes[trace["dtype"]], False)
-        self._flow(np.append(trace["phase"], UNKNOWN))
+        self.float32 = np.append(rows_that(trace, FLOAT.__eq__, "dtype"), False)
+        self.float32[:-1] |= trace["dtype"] < 0
+        named = [operator(name) for name in trace.text("name")]
+        inside: dict[int, set[int]] = defaultdict(set)  # the names within each outermost call
+        codes = trace["name"].tolist()
+        for row in np.flatnonzero(is_call).tolist():
+            inside[int(outermost[row])].add(codes[row])
+        wanted = [wants(op, on_gpu=self.on_gpu) for op in named]
+        bits = {row: {wanted[code] for code in some} for row, some in inside.items()}
+        product = np.zeros(size + 1, bool)
+        product[[row for row, found in bits.items() if 16 in found]] = True
+        self.in_product = product[self.outermost]
 
-    def _any_inside(self, rows: np.ndarray) -> np.ndarray:
-        found = np.zeros(len(rows), bool)
-        found[self.outermost[rows]] = True
-        return found[:-1]
-
-    def _flow(self, phase: np.ndarray) -> None:
-        """Find each outermost operator's type, `result`, and that of what it is `given`; 0 for others."""
-        trace = self.held.trace
-        size = len(trace)
-        self.result, self.given = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self.is_first, self.reads_result = np.zeros(size, bool), np.zeros(size, bool)
+        self.given, self.result = np.zeros((2, size + 1), np.int64)
+        self.reads_32 = np.zeros(size + 1, bool)
+        loss = held.among(0, 32, 32)  # inside of autocast
         passes = [trace.code("phase", name) for name in ("forward", "loss")]
-        own = np.arange(size) == self.outermost[:-1]
-        rows = np.flatnonzero(own & np.isin(phase[:-1], [code for code in passes if code >= 0]))
-        rows = rows[rows_that(trace, has_tensors, "shapes")[rows]]
-        order = np.lexsort(
-            (rows, trace["start_ns"][rows], trace["step"][rows], trace["rank"][rows])
-        )
-        loss = int(
-            self.held.among(np.array([0]), np.array([32]), np.array([32]))[0]
-        )  # inside of autocast
-        steps = zip(
-            trace["rank"][rows[order]].tolist(), trace["step"][rows[order]].tolist(), strict=True
-        )
-        ordered = zip(steps, rows[order].tolist(), strict=True)
-        for _, of_step in groupby(ordered, lambda each: each[0]):
-            mine = [row for _, row in of_step]
-            self.is_first[mine[0]] = True
-            kept = False  # whether what the last operator made is kept in 32 bits by itself
-            for row, types in zip(
-                mine, walk([self._work(row, loss) for row in mine], calls=True), strict=True
-            ):
-                self.given[row] = types.given
-                self.result[row] = types.runs
-                self.reads_result[row] = kept and self.product[row]
-                if not self.view[row]:  # a product behind it reads what this operator made
-                    kept = bool(self.wide[row] and self.keeps_result[row])
-
-    def _work(self, row: int, loss: int) -> Work:
-        """Return what decides an operator's type, for a loss that has so many bits, 0 for what it is given."""
-        bits = 16 if self.product[row] else 32 if self.wide[row] else loss if self.loss[row] else 0
-        widens = not bits and (self.sum[row] or self.factor[row]) and self._reads_parameter(row)
-        return Work(bits, adds=bool(self.sum[row]), widens=bool(widens))
+        tells = (np.arange(size) == outermost) & rows_that(trace, has_tensors, "shapes")
+        rows = np.flatnonzero(tells & (trace["phase"] >= 0) & np.isin(trace["phase"], passes))
+        keys = [trace[name][rows] for name in ("start_ns", "step", "rank")]
+        steps = [key[np.lexsort((rows, *keys))].tolist() for key in (*keys[1:], rows)]
+        for _, of_step in groupby(zip(*steps, strict=True), lambda each: each[:2]):
+            mine = [row for *_, row in of_step]
+            works = []
+            for row in mine:
+                op = named[codes[row]]
+                is_loss = any("loss" in named[code].traits for code in inside[row])
+                want = 16 if 16 in bits[row] else max(bits[row]) or loss * is_loss
+                widens = not want and op.name in ("add", "sub", "mul", "div")
+                widens = widens and self._reads_parameter(row)
+                works.append(Work(want, adds=op.name in ("add", "sub"), widens=widens))
+            kept = False  # whether what it reads is kept in 32 bits by what made it
+            for row, types in zip(mine, walk(works, calls=True), strict=True):
+                self.given[row], self.result[row] = types.given, types.runs
+                self.reads_32[row] = kept and product[row]
+                if named[codes[row]].traits.isdisjoint(("view", "no-work")):
+                    # a product behind it reads what this operator made; `softmax` is made of `_softmax`
+                    makers = [named[code] for code in inside[row]]
+                    keeps = any(op.keeps_result or op.name == "softmax" for op in makers)
+                    kept = keeps and 32 in bits[row] and 16 not in bits[row]
+            self.reads_32[mine[0]] = True  # the model's own input
 
     @cached_property
     def _parameters(self) -> set[tuple[int, ...]]:

@@ -175,7 +175,7 @@ def changed(
 
     Raises `GraphError` and `NotApplicableError` as `memory_after`.
     """
-    from daydream.memory.allocations import TYPES, renumber
+    from daydream.memory.allocations import COLUMNS, renumber
 
     after = held.copy()
     after.case = case
@@ -192,7 +192,7 @@ def changed(
 
             said = traceback.format_exception_only(error)[-1].strip()
             raise GraphError(f"memory() of {change.name} failed: {said}") from error
-        sizes = {len(after.columns.get(column, ())) for column in TYPES}
+        sizes = {len(after.columns.get(column, ())) for column in COLUMNS}
         if len(sizes) > 1:
             raise GraphError(
                 f"memory() of {change.name} left a broken table: columns differ in length"

@@ -16,7 +16,7 @@ Other looks at a trace's memory: what operators touch, what layers need, what is
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from msgspec import UNSET, UnsetType, field
 
 from daydream.arrays import take
 from daydream.collect.load import load
-from daydream.costs.operators import Operator, operator
+from daydream.costs.operators import operator
 from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.memory.allocations import (
@@ -49,7 +49,7 @@ from daydream.results import Record
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
 from daydream.trace.recorded_time import MADE_UP, made_up
-from daydream.trace.schema import PHASES, UNKNOWN
+from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 
 MOVED = 0.03  # a replay that is further off the record is told
@@ -162,34 +162,27 @@ def at_peak(held: Allocations, rank: int, device: int) -> DeviceMemory:
     """
     peak, place = held.peak(rank, device)
     then = held.held_at(place) & on_device(held, rank, device)
-    step, phase, layer = _moment(held, place)
+    asked = np.flatnonzero((held["begin"] == place) & (place != BEFORE))[
+        :1
+    ]  # the request that makes the peak
+    step = [
+        held.trace.metadata["steps"][code].get("name", code)
+        for code in held["step"][asked]
+        if code >= 0
+    ]
+    row = take(held.trace["layer"], held["begin_row"][asked])
     layers = _texts(held, "layer", NOWHERE)
     return DeviceMemory(
         rank=rank,
         device=device_name(device),
         peak_allocated_bytes=peak,
-        peak_step=None if step < 0 else str(held.trace.metadata["steps"][step].get("name", step)),
-        peak_phase=phase,
-        peak_layer=layer,
+        peak_step=str(step[0]) if step else None,
+        peak_phase=next((PHASES[code] for code in held["phase"][asked] if code >= 0), None),
+        peak_layer=next((held.trace.text("layer")[code] for code in row if code >= 0), None),
         by_kind=_sums(held, then, [KINDS[kind] for kind in held["kind"].tolist()]),
         by_phase=_sums(held, then, _texts(held, "phase", NO_PHASE)),
         by_layer=_sums(held, then, layers),
     ).having(holders=_holders(held, then, layers))
-
-
-def _moment(held: Allocations, place: int) -> tuple[int, str | None, str | None]:
-    """Return step, phase and layer of the request at a place."""
-    rows = np.flatnonzero(held["begin"] == place)
-    if place == BEFORE or not len(rows):
-        return UNKNOWN, None, None
-    row = rows[:1]
-    code = int(held["phase"][row[0]])
-    layer = int(take(held.trace["layer"], held["begin_row"][row[0]]))
-    return (
-        int(held["step"][row[0]]),
-        PHASES[code] if code >= 0 else None,
-        held.trace.text("layer")[layer] if layer >= 0 else None,
-    )
 
 
 def _texts(held: Allocations, column: str, unknown: str) -> list[str]:
@@ -288,25 +281,18 @@ def operators(held: Allocations) -> list[str | None]:
     ]
 
 
-def _of_scores(op: Operator) -> bool:
-    return op.is_batched or op.is_softmax or op.name == "masked_fill"
-
-
-def _of_logits(op: Operator) -> bool:
-    return op.family == "softmax" or op.name.startswith(("nll_loss", "cross_entropy"))
-
-
 def _smaller(held: Allocations, row: int, kind: str, op: str, *, trained: bool) -> str | None:
     """Return the optimization that would make an allocation smaller, None where none is known."""
-    phase = int(held["phase"][row])
-    if kind in ("activation", "temporary") and _of_scores(operator(op)):
-        return "flash-attention"
-    if kind in ("activation", "temporary") and (
-        _of_logits(operator(op)) or phase == PHASES.index("loss")
-    ):
-        return "fused-cross-entropy"
+    phase = PHASES[held["phase"][row]] if held["phase"][row] >= 0 else None
+    if kind in ("activation", "temporary"):
+        known = operator(op)
+        if known.is_batched or known.is_softmax or known.name == "masked_fill":
+            return "flash-attention"
+        of_loss = known.name.startswith(("nll_loss", "cross_entropy")) or phase == "loss"
+        if known.family == "softmax" or of_loss:
+            return "fused-cross-entropy"
     if kind == "temporary":
-        return "fused-optimizer" if phase == PHASES.index("optimizer") else "batch-size"
+        return "fused-optimizer" if phase == "optimizer" else "batch-size"
     if kind == "gradient" and held.lasting[row]:
         return "zero-grad-none"
     return SMALLER.get(kind) if trained or kind == "activation" else None
@@ -356,20 +342,15 @@ def operator_footprints(held: Allocations) -> list[OperatorFootprint]:
     rows, total, asked = _footprints(held)
     names = trace.text("name")
     layers = [*trace.text("layer"), None]
-    largest: dict[int, int] = {}  # name -> the row of its largest call
-    calls = Counter(trace["name"][rows].tolist())
+    calls: dict[int, list[int]] = defaultdict(list)
     for row, code in zip(rows.tolist(), trace["name"][rows].tolist(), strict=True):
-        largest[code] = max(largest.get(code, row), row, key=total.__getitem__)
-    found = [
-        OperatorFootprint(
-            names[code],
-            calls[code],
-            int(total[row]),
-            int(asked[row]),
-            layers[int(trace["layer"][row])],
-        )
-        for code, row in largest.items()
-    ]
+        calls[code].append(row)
+    found = []
+    for code, mine in calls.items():
+        row = max(mine, key=total.__getitem__)
+        layer = layers[int(trace["layer"][row])]
+        sizes = int(total[row]), int(asked[row])
+        found.append(OperatorFootprint(names[code], len(mine), *sizes, layer))
     return sorted(found, key=lambda each: (-each.footprint_bytes, each.name))
 
 
@@ -377,27 +358,25 @@ def layer_needs(held: Allocations) -> list[LayerNeed]:
     """Return what each layer needs in its forward pass, the largest working set first."""
     trace = held.trace
     rows, total, _ = _footprints(held)
+    layers = [*trace.text("layer"), None]
     forward = rows[trace["phase"][rows] == trace.code("phase", "forward")]
-    working: dict[str, int] = {}
-    layers = trace.text("layer")
+    working: dict[str | None, int] = defaultdict(int)
     for row, code in zip(forward.tolist(), trace["layer"][forward].tolist(), strict=True):
-        if code >= 0:
-            working[layers[code]] = max(working.get(layers[code], 0), int(total[row]))
+        working[layers[code]] = max(working[layers[code]], int(total[row]))
     own = held.texts("layer")
-    sums = Counter[tuple[str, str, int]]()
+    sums: dict[tuple[str | None, int, int], int] = defaultdict(int)  # by layer, kind and step
     made = held.where(phase="forward") | held.where(kind="parameter")
     for number in np.flatnonzero(made).tolist():
-        if (layer := own[number]) is not None:
-            kind = KINDS[held["kind"][number]]
-            step = int(held["step"][number])
-            sums[layer, kind, step] += int(held["bytes"][number])
-    most = Counter[tuple[str, str]]()  # of any step
+        kind, step, nbytes = (int(held[name][number]) for name in ("kind", "step", "bytes"))
+        sums[own[number], kind, step] += nbytes
+    most: dict[tuple[str | None, int], int] = defaultdict(int)  # of any step
     for (layer, kind, _), nbytes in sums.items():
         most[layer, kind] = max(most[layer, kind], nbytes)
-    kinds = ("parameter", "activation", "temporary")
+    kinds = [KINDS.index(kind) for kind in ("parameter", "activation", "temporary")]
     found = [
-        LayerNeed(layer, working.get(layer, 0), *(most[layer, kind] for kind in kinds))
+        LayerNeed(layer, working[layer], *(most[layer, kind] for kind in kinds))
         for layer in {*working, *(layer for layer, _ in most)}
+        if layer is not None
     ]
     return sorted(found, key=lambda each: (-each.working_set_bytes, -each.kept_bytes, each.name))
 

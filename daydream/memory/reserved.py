@@ -25,7 +25,7 @@ from daydream.memory.allocations import (
     Allocations,
     on_device,
 )
-from daydream.memory.replay import (
+from daydream.memory.allocator import (
     ALLOCATE,
     FREE,
     Part,
@@ -144,20 +144,18 @@ def _freed_address(held: Allocations, row: int) -> int:
 def _segment(told: dict[str, Any], ids: dict[int, int]) -> Segment:
     """Return a segment with the ids of what lies in it; free blocks that touch are one."""
     address = int(told["address"])
-    parts = []
+    parts: list[Part] = []
     for size, asked in told["blocks"]:
-        parts.append(Part(size, asked, ids[address]) if address in ids else Part(size))
+        part = Part(size, asked, ids[address]) if address in ids else Part(size)
         address += size
-    merged: list[Part] = []
-    for part in parts:
-        if merged and part.requested is None and merged[-1].requested is None:
-            part = Part(merged.pop().size + part.size)  # noqa: PLW2901 - the two are one
-        merged.append(part)
+        if parts and part.requested is None and parts[-1].requested is None:
+            part = Part(parts.pop().size + size)
+        parts.append(part)
     return Segment(
         int(told["address"]),
         int(told.get("stream", 0)),
         told.get("pool") == "small",
-        tuple(merged),
+        tuple(parts),
         bool(told.get("is_expandable")),
         int(bool(told.get("private"))),
     )

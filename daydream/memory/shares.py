@@ -5,9 +5,8 @@ What a worker of `fully_shard` holds: shares, and units whole while they are use
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -133,18 +132,15 @@ def let_go_behind(held: Allocations, gradient: np.ndarray, nbytes: int) -> None:
     Returns:
         None; `held` is changed.
     """
-    rows = np.flatnonzero(gradient)
-    rows = rows[np.lexsort((held["begin"][rows], held["step"][rows], held["rank"][rows]))]
-    ends = held["end"][rows].copy()
-    for key in sorted(
-        set(zip(held["rank"][rows].tolist(), held["step"][rows].tolist(), strict=True))
-    ):
-        mine = np.flatnonzero((held["rank"][rows] == key[0]) & (held["step"][rows] == key[1]))
-        total = np.cumsum(held["bytes"][rows[mine]])
-        behind = np.searchsorted(total, total + nbytes)
-        last = np.minimum(behind, len(mine) - 1)
-        ends[mine] = np.minimum(ends[mine], held["begin"][rows[mine[last]]])
-    held["end"][rows] = held.among(ends, ends, held["end"][rows])
+    ends = held["end"].copy()
+    pairs = zip(held["rank"][gradient].tolist(), held["step"][gradient].tolist(), strict=True)
+    for rank, step in set(pairs):
+        mine = np.flatnonzero(gradient & (held["rank"] == rank) & (held["step"] == step))
+        mine = mine[np.argsort(held["begin"][mine], kind="stable")]
+        total = np.cumsum(held["bytes"][mine])
+        last = np.minimum(np.searchsorted(total, total + nbytes), len(mine) - 1)
+        ends[mine] = np.minimum(ends[mine], held["begin"][mine[last]])
+    held["end"][:] = held.among(ends, ends, held["end"])
 
 
 def scale_owned(held: Allocations, which: np.ndarray, times: np.ndarray, share: float) -> None:
@@ -176,7 +172,6 @@ def scale_owned(held: Allocations, which: np.ndarray, times: np.ndarray, share: 
 
 ROOT = -1
 Key = tuple[int, ...]
-One = TypeVar("One")
 
 # Before the first work of a unit, and behind its last, torch 2.13 does this in this order
 # (torch/distributed/fsdp/_fully_shard: _fsdp_param_group.py, _fsdp_collectives.py, _fsdp_state.py).
@@ -215,8 +210,12 @@ def shard(
         parts_of(held, begun & in_phase(held, phase), held["step"], block)
         for phase in ("forward", "backward")
     )
+    # What the loss asks for, and in the backward pass its own gradient, is of neither pass.
+    call = forward_calls(held)
+    loss = held.trace.code("phase", "loss")
+    begun &= (call < 0) | (take(held.trace["phase"], call) != loss)
     passes = [
-        parts_of(held, begun & in_phase(held, phase) & ~_of_loss(held), held["step"])
+        parts_of(held, begun & in_phase(held, phase), held["step"])
         for phase in ("forward", "backward")
     ]
     parameter = held.where(kind="parameter")
@@ -286,7 +285,7 @@ class _Program:
     def gather_for_forward(self, units: list[_Unit], until: int, *, again: bool) -> None:
         """Gather each unit before its forward pass."""
         order = sorted(units, key=lambda unit: (unit.forward[0], unit.number != ROOT))
-        for unit, following in _with_next(order):
+        for unit, following in zip(order, [*order[1:], None], strict=False):
             first, done = unit.forward
             if unit.number != ROOT and not again:
                 done = max(done, unit.backward[1])
@@ -319,7 +318,7 @@ class _Program:
         order = sorted(
             range(len(trained)), key=lambda place: (done[place], trained[place].number == ROOT)
         )
-        for place, following in _with_next(order):
+        for place, following in zip(order, [*order[1:], None], strict=False):
             unit = replace(trained[place], like=int(trained[place].gradients[0]))
             until = done[place]
             total = int(held["bytes"][unit.gradients].sum())
@@ -340,18 +339,6 @@ class _Program:
         )
         ends = self.held.among(end, end, most)
         self.held.add(like, kind="shard", bytes=nbytes, begin=begin, end=ends, phase=phase)
-
-
-def _with_next(some: Sequence[One]) -> Iterator[tuple[One, One | None]]:
-    """Yield each one with the one behind it, None behind the last; a step may have none at all."""
-    yield from zip(some, [*some[1:], None][: len(some)], strict=True)
-
-
-def _of_loss(held: Allocations) -> np.ndarray:
-    """Return what the loss asks for, and in the backward pass its own gradient: bool, shape (rows,)."""
-    call = forward_calls(held)
-    loss = held.trace.code("phase", "loss")
-    return (call >= 0) & (take(held.trace["phase"], call) == loss)
 
 
 def _span(parts: Parts, key: Key) -> tuple[int, int]:

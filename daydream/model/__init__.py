@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         attention_chains,
         fused_attention_ns,
     )
-    from daydream.model.autocast import flow
     from daydream.model.blocks import block_of_layers, repeated_blocks
     from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
     from daydream.model.chains import (
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
         changes_layout,
         dispatch_ns,
         doubt_of_products,
+        flow,
         in_16_bits,
         main_dtype,
         operand_elements,

@@ -89,7 +89,7 @@ def attention_chains(graph: Graph) -> tuple[Groups, Groups]:
     )
     forward = matched(device, letters, FORWARD)
     backward = matched(device, letters, GRADIENT)
-    products = device.of(device.ids[product], "products")
+    products = device.where(lambda _: product)
     return _plausible(forward, products, backward=False), _plausible(
         backward, products, backward=True
     )

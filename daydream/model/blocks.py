@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,13 +119,23 @@ def block_of_layers(graph: Graph, patterns: str | Sequence[str]) -> tuple[np.nda
         by layer code, and at the end for no layer, the place of its block, -1 if in none, shape (layers +
         1,), int64; and the blocks.
     """
+    block, blocks = block_of_paths(graph, patterns)
+    return np.array([block(path) for path in (*graph.texts["layer"], None)]), blocks
+
+
+def block_of_paths(
+    graph: Graph, patterns: str | Sequence[str]
+) -> tuple[Callable[[str | None], int], list[str]]:
+    """Return a function from a module path to the place of its block, -1 if in none; and the blocks."""
     blocks = matching_blocks(graph, patterns)
     place = {path: number for number, block in enumerate(blocks) for path in block.split(TOGETHER)}
-    number = np.full(len(graph.texts["layer"]) + 1, -1)
-    for code, path in enumerate(graph.texts["layer"]):
-        for outer in [path, *reversed(_around(path))]:
-            number[code] = place.get(outer, number[code])
-    return number, blocks
+
+    @cache
+    def block(path: str | None) -> int:
+        outer = [*_around(path), path] if path else []
+        return next((place[one] for one in outer if one in place), -1)
+
+    return block, blocks
 
 
 def _kinds(

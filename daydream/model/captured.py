@@ -137,7 +137,7 @@ def regions(graph: Graph, parts: Groups) -> np.ndarray:
 def no_dispatch(tasks: Selection) -> Selection:
     """Return those CPU tasks that no replay takes away: long pieces of a call, allocations, set-up."""
     stays = (tasks.duration_ns > DISPATCH_NS) | names_fit(tasks, MAY_SYNC.search)
-    return tasks.of(tasks.ids[stays], "CPU work other than dispatch")
+    return tasks.where(lambda _: stays)
 
 
 def pauses_that_stay(graph: Graph, region: np.ndarray, tasks: np.ndarray) -> np.ndarray:
@@ -219,8 +219,8 @@ def capture(
     counts = np.array([bool(step.get("covered")) for step in graph.steps] + [not graph.steps])[
         tasks.step
     ]
-    kept = np.isin(tasks.ids, stays.ids) | np.isin(tasks.ids, first_uses.ids)
-    waited = np.isin(tasks.ids, stays.waiting().ids)
+    kept = tasks.is_in(stays) | tasks.is_in(first_uses)
+    waited = tasks.is_in(stays.waiting())
     paused = int(gaps[counts & (gaps > DISPATCH_NS)].sum())
     taken = Captured(
         work=int(tasks.duration_ns[counts & ~kept].sum()),
@@ -238,7 +238,7 @@ def capture(
         (tasks - stays).set(duration_ns=0)
     calls = parts.share_launch(name)
     calls.set(duration_ns=launch_ns)
-    gone = tasks.of(tasks.ids[graph.alive[tasks.ids] & (gaps == 0)], tasks.words) - stays - calls
+    gone = tasks.where(lambda _: graph.alive[tasks.ids] & (gaps == 0)) - stays - calls
     if len(gone):
         gone.remove()
     return taken

@@ -313,7 +313,7 @@ def _forward(graph: Graph, tasks: Selection) -> Selection:
     """Return the work of neither the optimizer nor autograd nodes; what a checkpoint runs again is in."""
     rest = tasks - tasks.where(phase=("optimizer", "data"))
     row = innermost_makers(graph.recorded, graph.row[rest.ids])
-    return rest.of(rest.ids[(row < 0) | ~nodes(graph.recorded)[row]], rest.words)
+    return rest.where(lambda _: (row < 0) | ~nodes(graph.recorded)[row])
 
 
 def _letters(tasks: Selection, words: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -393,7 +393,7 @@ def can_fuse(groups: Groups) -> Groups:
     for name in ("lane", "step"):
         values = columns[name][tasks.ids]
         allowed &= np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
-    allowed[number[np.isin(tasks.ids, _unfusible(tasks).ids)]] = False
+    allowed[number[tasks.is_in(_unfusible(tasks))]] = False
     lane = columns["lane"][groups.first().ids]
     for each in unique(lane).tolist():
         mine = np.flatnonzero(lane == each)

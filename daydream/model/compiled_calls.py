@@ -129,7 +129,7 @@ def compile_cpu_calls(
     if product_speedup != 1 and len(library):
         library.scale(1 / product_speedup)
     laid_out = channels_last_factors(library)
-    changed = library.of(library.ids[laid_out != 1], library.words)
+    changed = library.where(lambda _: laid_out != 1)
     if len(changed):
         changed.scale(laid_out[laid_out != 1]).doubt(DOUBT)
     for part in parts:
@@ -200,7 +200,7 @@ def _left_alone(graph: Graph, tasks: Selection) -> Selection:
     """
     unknown = work(graph, tasks).family == None  # noqa: E711 - an array
     long = (tasks.duration_ns > DISPATCH_NS) & unknown
-    alone = tasks.of(tasks.ids[long | (tasks.gap_ns > DISPATCH_NS)], tasks.words) | tasks.waiting()
+    alone = tasks.where(lambda _: long | (tasks.gap_ns > DISPATCH_NS)) | tasks.waiting()
     collectives = graph.select(kind="collective")
     held = graph.links["dst"][np.isin(graph.links["src"], collectives.ids)]
     asked = collectives.launch[collectives.launch >= 0]
@@ -318,7 +318,7 @@ def _beside_recurrent(tasks: Selection) -> Selection:
     def beside(layer: str | None) -> bool:
         return layer is not None and not callers.isdisjoint((layer, layer.rpartition(".")[0]))
 
-    return tasks.of(tasks.ids[of_tasks(tasks, "layer", beside, bool)], tasks.words)
+    return tasks.where(lambda _: of_tasks(tasks, "layer", beside, bool))
 
 
 # An element, ns: fitted to ReLUs of 65 k to 590 k elements whose output nothing keeps, less the same ReLU
@@ -346,7 +346,7 @@ def masks_ns(compiled: Selection, library: Selection, breaks: int = 0) -> np.nda
     trace = compiled.graph.recorded
     added = np.zeros(len(graph.alive))
     family = work(graph, compiled).family.astype(str)
-    stays = np.isin(compiled.ids, library.ids)
+    stays = compiled.is_in(library)
     keeps = stays | (family == "normalization")
     works = np.flatnonzero(keeps | (family != "None"))
     relu = call_rows(graph, compiled.ids[works], RELU)
@@ -452,7 +452,7 @@ def random_numbers_ns(compiled: Selection, library: Selection) -> np.ndarray:
 
 def _loops(compiled: Selection, library: Selection) -> np.ndarray:
     """Return the number of the loop that each task would be in: between two library calls of a pass."""
-    stays = np.isin(compiled.ids, library.ids)
+    stays = compiled.is_in(library)
     passes = np.stack([stays, compiled.step, places(compiled.phase)[1]])
     return np.cumsum(np.append(False, (passes[:, 1:] != passes[:, :-1]).any(axis=0)))
 
@@ -545,13 +545,13 @@ def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
     parts = work.stretches(waits | captures(graph))
     region = regions(graph, parts)
     tasks = cpu.where(phase=phase)
-    tasks = tasks.of(tasks.ids[region[tasks.ids] >= 0], "compiled passes")
+    tasks = tasks.where(lambda _: region[tasks.ids] >= 0)
     if not len(tasks):
         return 0
     beside = tasks.where(within=BESIDE)
     calls = _callers(tasks, graph.select(on="gpu")) - beside
     kept = beside | calls | no_dispatch(tasks) | (waits & tasks)
-    stays = pauses_that_stay(graph, region, tasks.ids) | np.isin(tasks.ids, beside.ids)
+    stays = pauses_that_stay(graph, region, tasks.ids) | tasks.is_in(beside)
     gaps = np.where(stays, tasks.gap_ns, 0)
     gone = tasks - kept
     before = tasks.total("gap_ns") - int(gaps.sum()) + gone.total("duration_ns")
@@ -566,7 +566,7 @@ def _take(graph: Graph, work: Selection, phase: str, fixed_ns: int) -> int:
         gone.set(duration_ns=0)
         paused = np.isin(gone.ids, tasks.ids[gaps > 0])
         if not paused.all():
-            gone.of(gone.ids[~paused], gone.words).remove()
+            gone.where(lambda _: ~paused).remove()
     return before
 
 
@@ -576,5 +576,5 @@ def _callers(tasks: Selection, device: Selection) -> Selection:
     launches = device.launches()
     made = call_rows(graph, launches.ids, inner=True)
     own = call_rows(graph, tasks.ids, inner=True)
-    chosen = (np.isin(own, made) & (own >= 0)) | np.isin(tasks.ids, launches.ids)
-    return tasks.of(tasks.ids[chosen], "calls that launch work")
+    chosen = (np.isin(own, made) & (own >= 0)) | tasks.is_in(launches)
+    return tasks.where(lambda _: chosen)

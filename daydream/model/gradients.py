@@ -447,7 +447,11 @@ class Trained(Struct, frozen=True):
 
     def part(self, layers: set[str]) -> tuple[float, float]:
         """Return which part of all tensors, and of all elements, these layers hold, 0 to 1."""
-        return _part(self.tensors, layers), _part(self.elements, layers)
+        tensors, elements = (
+            sum(many for layer, many in each.items() if layer in layers) / (sum(each.values()) or 1)
+            for each in (self.tensors, self.elements)
+        )
+        return tensors, elements
 
 
 def trained_parameters(graph: Graph) -> Trained:
@@ -470,7 +474,10 @@ def trained_parameters(graph: Graph) -> Trained:
         graph.select(kind="cpu", phase="backward").group_by("layer", within=NODE_OF_GRADIENT).last()
     )
     if len(nodes):
-        tensors = _counted(nodes)
+        steps = max(len(set(zip(nodes.rank.tolist(), nodes.step.tolist(), strict=True))), 1)
+        groups = nodes.group_by("layer")
+        counts = zip(groups.keys, groups.sizes.tolist(), strict=True)
+        tensors = {layer: max(round(size / steps), 1) for layer, size in counts}
         backward = graph.select(phase="backward")
         try:
             sizes = backward.where(lambda tasks: tasks.grad_bytes > 0).group_by("layer")
@@ -513,24 +520,6 @@ def joint_update(graph: Graph, tensors: float, elements: float) -> tuple[Selecti
         )  # on a CPU a tensor each, on a device a few for all
         time[working] = fixed * calls + (whole - fixed)
     return tasks, time
-
-
-def _counted(nodes: Selection) -> dict[str, int]:
-    steps = max(len(set(zip(nodes.rank.tolist(), nodes.step.tolist(), strict=True))), 1)
-    groups = nodes.group_by("layer")
-    return {
-        layer: max(round(size / steps), 1)
-        for layer, size in zip(groups.keys, groups.sizes.tolist(), strict=True)
-    }
-
-
-def _part(amounts: dict[str, int], layers: set[str]) -> float:
-    total = sum(amounts.values())
-    return (
-        sum(amount for layer, amount in amounts.items() if layer in layers) / total
-        if total
-        else 0.0
-    )
 
 
 class CompiledPart(Struct, frozen=True):

@@ -89,7 +89,7 @@ def remove_breaks(graph: Graph) -> str:
     several = len(calls.pieces)
     backward = _overhead(graph.select(kind="cpu").where(within=PIECE_BACKWARD))
     steps = np.unique(calls.tasks.step)
-    backward = backward.of(backward.ids[np.isin(backward.step, steps)], backward.words)
+    backward = backward.where(lambda _: np.isin(backward.step, steps))
     before += _shrink(backward, np.full(len(backward), several / many))
     per_step = before / max(len(steps), 1) / 1e6
     return (
@@ -114,7 +114,7 @@ def _overhead(tasks: Selection) -> Selection:
     """Return the tasks in no compiled graph's kernel calls and in no library's operator, pauses aside."""
     rest = tasks - tasks.where(within=GRAPH) - tasks.where(within=r"^\w+::")
     pauses = np.maximum(rest.duration_ns, rest.gap_ns) > DISPATCH_NS
-    return rest.of(rest.ids[~pauses], rest.words)
+    return rest.where(lambda _: ~pauses)
 
 
 def _calls(graph: Graph) -> _Calls | None:
@@ -133,7 +133,7 @@ def _calls(graph: Graph) -> _Calls | None:
     cpu = graph.select(kind="cpu", phase="forward")
     rows = graph.row[cpu.ids]
     call = take(outermost, rows)
-    tasks = _overhead(cpu.of(cpu.ids[np.isin(call, list(pieces))], "compiled calls"))
+    tasks = _overhead(cpu.where(lambda _: np.isin(call, list(pieces))))
     call = outermost[graph.row[tasks.ids]]
     when = graph.measured_start_ns[tasks.ids]
     start = trace["start_ns"]

@@ -16,6 +16,7 @@ from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernel_names import kernels_are
 from daydream.costs.kernels import grid_blocks, updated_by_grids, work
 from daydream.costs.operators import operators_that
+from daydream.costs.workload.calls import of_rows
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.calls import shapes_in
 from daydream.graph.graph import Graph
@@ -152,9 +153,8 @@ def update_of(graph: Graph) -> Update:
     """Return what the trace tells of its optimizer."""
 
     def update() -> Update:
-        metadata = graph.recorded.metadata
-        tensors, elements, where = _parameters(graph, metadata)
-        return Update(_kind(graph, metadata), tensors, elements, _width(graph, metadata), where)
+        tensors, elements, where = _parameters(graph)
+        return Update(_kind(graph), tensors, elements, _width(graph), where)
 
     return graph.derived("update", update)
 
@@ -162,26 +162,18 @@ def update_of(graph: Graph) -> Update:
 def states_of(trace: Trace) -> int | None:
     """Return how many values the optimizers of a trace keep of each parameter, None if that is not known.
 
-    It is read off the ranges of their steps, without a graph: all of them must be of one known kind.
+    All of them must be of one known kind.
     """
-    found = {
-        match.group(1) for text in trace.text("name") if (match := CLASS_IN_RANGE.search(text))
-    }
-    kinds = {BY_CLASS.get(name) for name in found}
-    if len(kinds) != 1 or None in kinds:
-        return None
-    kind = str(kinds.pop())
-    if kind == "sgd":
-        scales = np.array([*(SCALES.search(text) is not None for text in trace.text("op")), False])
-        updates = trace["phase"] == trace.code("phase", "optimizer")
-        kind = "momentum" if (updates & scales[trace["op"]]).any() else "sgd"
-    return UPDATE_RULES[kind].states
+    kinds = {BY_CLASS.get(name) for name in _classes(trace)}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind == "sgd" and _scales_state(trace):
+        kind = "momentum"
+    return UPDATE_RULES[kind].states if kind else None
 
 
 def torch_optimizers(graph: Graph) -> set[str]:
     """Return the classes of `torch.optim` that updated the parameters, as far as the trace tells them."""
-    metadata = graph.recorded.metadata
-    return _classes(graph, metadata) & TAKES.keys()
+    return _classes(graph.recorded) & TAKES.keys()
 
 
 def need_setting(graph: Graph, setting: str) -> None:
@@ -194,8 +186,7 @@ def need_setting(graph: Graph, setting: str) -> None:
     Raises:
         NotApplicableError: one of them takes no such setting, or its update is not element by element.
     """
-    metadata = graph.recorded.metadata
-    classes = _classes(graph, metadata)
+    classes = _classes(graph.recorded)
     for name in sorted(classes):
         if setting not in TAKES.get(name, (setting,)):
             graph.does_not_apply(f"torch.optim.{name} takes no `{setting}`")
@@ -286,40 +277,40 @@ def _multiplies_matrices(graph: Graph, classes: set[str]) -> bool:
     return bool(len(products | named))
 
 
-def _kind(graph: Graph, metadata: dict[str, Any]) -> str | None:
-    described = metadata.get("optimizers") or []
-    if _multiplies_matrices(graph, _classes(graph, metadata)):
+def _kind(graph: Graph) -> str | None:
+    trace = graph.recorded
+    classes = _classes(trace)
+    if _multiplies_matrices(graph, classes):
         return None
     named: list[tuple[str | None, bool | None]] = [
         (
             one.get("name"),
             any(group.get("settings", {}).get("momentum") for group in one.get("groups", [])),
         )
-        for one in described
-    ]
-    named = named or [(name, None) for name in sorted(_classes(graph, metadata))]
+        for one in trace.metadata.get("optimizers") or []
+    ] or [(name, None) for name in sorted(classes)]
     kinds = {BY_CLASS.get(name or ""): momentum for name, momentum in named}
     kinds.pop(None, None)
-    if len(kinds) == 1:
-        kind, momentum = kinds.popitem()
-        if kind == "sgd" and (momentum or (momentum is None and _scales_state(graph))):
-            return "momentum"
-        return kind
-    return _kind_by_operators(graph) if not kinds else None
+    if len(kinds) != 1:
+        return None if kinds else _kind_by_operators(graph)
+    kind, momentum = kinds.popitem()
+    if kind == "sgd" and (_scales_state(trace) if momentum is None else momentum):
+        return "momentum"
+    return kind
 
 
-def _classes(graph: Graph, metadata: dict[str, Any]) -> set[str]:
+def _classes(trace: Trace) -> set[str]:
     """Return the names of the classes of the optimizers that ran, as far as the trace tells them."""
-    described = metadata.get("optimizers") or []
-    if described:
+    if described := trace.metadata.get("optimizers"):
         return {str(one["name"]) for one in described if one.get("name")}
-    ranges = [CLASS_IN_RANGE.search(text) for text in graph.recorded.text("name")]
-    return {found.group(1) for found in ranges if found}
+    ranges = map(CLASS_IN_RANGE.search, trace.text("name"))
+    return {found[1] for found in ranges if found}
 
 
-def _scales_state(graph: Graph) -> bool:
+def _scales_state(trace: Trace) -> bool:
     """SGD multiplies nothing but its momentum, and its first step copies it."""
-    return bool(len(graph.select(phase="optimizer", op=SCALES.pattern)))
+    scales = of_rows(trace, "op", lambda text: bool(SCALES.search(text)), none=False)
+    return bool((scales & (trace["phase"] == trace.code("phase", "optimizer"))).any())
 
 
 def _kind_by_operators(graph: Graph) -> str | None:
@@ -329,23 +320,22 @@ def _kind_by_operators(graph: Graph) -> str | None:
         return None
     for kind in ("adamw", "adam", "adagrad", "sgd"):
         if len(updates.where(op=rf"_fused_{kind}_?$")):
-            return "momentum" if kind == "sgd" and _scales_state(graph) else kind
+            return "momentum" if kind == "sgd" and _scales_state(graph.recorded) else kind
     if len(updates.where(op=r"aten::(_foreach_)?addcdiv_$")):
         moments = updates.where(op=r"aten::(_foreach_)?(lerp_|mul_)$")
         return "adam" if len(moments) else "adagrad"
-    return "momentum" if _scales_state(graph) else None
+    return "momentum" if _scales_state(graph.recorded) else None
 
 
-def _parameters(graph: Graph, metadata: dict[str, Any]) -> tuple[int, int, str]:
+def _parameters(graph: Graph) -> tuple[int, int, str]:
     """Return the number of tensors and of parameters that one step updates, and from what it is known."""
+    metadata = graph.recorded.metadata
     groups = [group for one in metadata.get("optimizers") or [] for group in one.get("groups", [])]
     if groups and all("elements" in group for group in groups):
-        said = "by the run's optimizers"
-        return (
-            sum(group["tensors"] for group in groups),
-            sum(group["elements"] for group in groups),
-            said,
+        tensors, elements = (
+            sum(group[name] for group in groups) for name in ("tensors", "elements")
         )
+        return tensors, elements, "by the run's optimizers"
     trained = [one for one in metadata.get("parameters") or [] if one.get("requires_grad", True)]
     if trained:
         return len(trained), sum(prod(one["shape"]) for one in trained), "by the run's parameters"
@@ -403,9 +393,9 @@ def _first_list(text: str) -> list[list[int]]:
     return shapes_in(json.dumps([first]))
 
 
-def _width(graph: Graph, metadata: dict[str, Any]) -> int:
+def _width(graph: Graph) -> int:
     """Return the bytes of a parameter: as the run says, else by most of the update's time, else 4."""
-    types = [one.get("dtype") for one in metadata.get("parameters") or []]
+    types = [one.get("dtype") for one in graph.recorded.metadata.get("parameters") or []]
     if not types:
         groups = graph.select(phase="optimizer").group_by("dtype")
         types = [groups.keys[int(np.argmax(groups.total("duration_ns")))]] if len(groups) else []

@@ -17,9 +17,9 @@ from daydream.memory import STEP, resize_input
 from daydream.memory.allocations import (
     AFTER,
     BEFORE,
+    COLUMNS,
     KINDS,
     OWN_ERROR,
-    TYPES,
     Allocations,
 )  # fmt: skip
 from daydream.memory.lifetimes import allocations
@@ -51,7 +51,7 @@ def trace():
 def table(rows, device=-1):
     """Allocations of (bytes, begin, end, kind), asked for by no row of a trace."""
     trace = daydream.Trace({"name": np.empty(0, np.int64)}, {"name": []}, {})
-    columns = {name: np.full(len(rows), -1).astype(kind) for name, kind in TYPES.items()}
+    columns = {name: np.full(len(rows), -1) for name in COLUMNS}
     columns |= {name: np.zeros(len(rows), np.int64) for name in ("rank", "repeat")}
     for place, (nbytes, begin, end, kind) in enumerate(rows):
         columns["bytes"][place] = columns["recorded_bytes"][place] = nbytes

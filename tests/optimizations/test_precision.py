@@ -26,8 +26,7 @@ from daydream.costs import is_matrix
 from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
 from daydream.graph.graph import Graph
-from daydream.model.autocast import flow
-from daydream.model.precision import LAYOUT_CHANGE, TO_32_REACHES, weight_casts
+from daydream.model.precision import LAYOUT_CHANGE, TO_32_REACHES, flow, weight_casts
 from daydream.model.precision import TURNED as TURNED_SHARE
 from daydream.transforms.registry import find
 
