@@ -7,7 +7,10 @@ An operator takes 2 ns, a launch of 6 ns for each of its kernels, and 2 ns again
 starts 4 ns after its launch began, or behind the one before on its stream.
 """
 
+import ast
 import json
+import re
+import shlex
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +22,11 @@ from shapes import dims
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
 from daydream.graph.build import build
 from daydream.trace.schema import FIELDS
+from daydream.transforms.compose import apply, parse
 
 HEAD, LAUNCH, LATENCY = 2, 6, 4
+ONE = 4000 / 2**20  # MiB: a bucket is full with one gradient
+GRADIENTS = {"HALF": ONE / 2, "ONE": ONE, "TWO": 2 * ONE}
 SMALLEST = 5  # ns of a kernel that is all fixed cost
 
 
@@ -181,6 +187,60 @@ def ns_by_name(graph, **where):
 def noted(graph, words):
     """Return whether a note of the graph says this."""
     return any(words in note for note in graph.facts.notes)
+
+
+def change(graph, text, **more):
+    """Apply `ddp workers=2 bandwidth=100.0` to a graph, which is sound afterwards; return the graph."""
+    (optimization,), given = _spoken(text)
+    apply([optimization], graph, given | more)
+    assert graph.lint() == []
+    return graph
+
+
+def _spoken(text):
+    """Return the optimizations and the options, of the type that each has, of `NAME OPTION=VALUE ...`."""
+    name, *given = shlex.split(re.sub("ONE|TWO|HALF", lambda word: str(GRADIENTS[word[0]]), text))
+    found = parse(name)
+    types = {option.name: option.type for each in found for option in each.options}
+    pairs = (each.split("=", 1) for each in given)
+    return found, {
+        name: value == "True" if types[name] is bool else types[name](value) for name, value in pairs
+    }
+
+
+def refusals(builders, *rows):
+    """Return the test of rows (change, graph, why not); `!` begins what no trace would make right.
+
+    The graph is `BUILDER ARGUMENT ... NAME=VALUE ...` of these builders, or a function that makes it. It
+    stays as it was.
+    """
+
+    @pytest.mark.parametrize("row", rows, ids=lambda row: f"{row[0]}: {row[2]}")
+    def refused(row):
+        text, made, words = row
+        graph = built(made, builders) if isinstance(made, str) else made()
+        before = makespan(graph)
+        with pytest.raises(GraphError, match=words.removeprefix("! ")) as error:
+            change(graph, text)
+        assert isinstance(error.value, NotApplicableError) != words.startswith("! ")
+        assert makespan(graph) == before
+
+    return refused
+
+
+def built(text, builders):
+    """Return the graph of `BUILDER ARGUMENT ... NAME=VALUE ...`."""
+    name, *given = shlex.split(text)
+    plain = [_value(each) for each in given if "=" not in each]
+    named = dict(each.split("=", 1) for each in given if "=" in each)
+    return builders[name](*plain, **{key: _value(value) for key, value in named.items()})
+
+
+def _value(text):
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 def does_not_apply(words, optimization, *given, **options):

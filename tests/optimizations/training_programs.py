@@ -1,19 +1,19 @@
 """Recorded programs and graphs that the tests of communication share."""
 
 import json
+import re
 from itertools import pairwise
 
 import numpy as np
 from daydream.optimizations.ddp import ddp
 from graph.small_graphs import put
-from recorded import Program
+from recorded import ONE, Program, makespan
 from shapes import dims
 
 from daydream import Graph, simulate
 from daydream.graph.tables import Lane
 
 GRADIENT = [[10, 100]]  # 1,000 floats, 4,000 B
-ONE = 4000 / 2**20  # MiB: a bucket is full with one of them
 A100 = {"devices": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}]}
 ONE_UNIT = {"workers": 2, "unit_mb": ONE}  # one gradient of 4,000 B a unit
 
@@ -114,6 +114,14 @@ def times(graph):
         name = timeline.column("name")[place]
         found.setdefault(name, []).append((int(timeline.start_ns[place]), int(timeline.end_ns[place])))
     return found
+
+
+def ran(graph, text):
+    """Return when the tasks that a text names run, as it tells: `push 166-186 226-246, end 246`."""
+    found = {name: " ".join(f"{start}-{end}" for start, end in ran) for name, ran in times(graph).items()}
+    found["end"] = makespan(graph)
+    names = [re.sub(r"( \d+-\d+)+$|(?<=end) \d+$", "", each) for each in text.split(", ")]
+    return ", ".join(f"{name} {found[name]}" for name in names)
 
 
 def buckets_of(*sizes, duration=1000):
