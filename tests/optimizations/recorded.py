@@ -228,12 +228,70 @@ def refusals(builders, *rows):
     return refused
 
 
+def answers(builders, rows):
+    """Return the test of `{what: (graph, changes, answer, words of notes ...)}`, the answer as of `told`."""
+
+    @pytest.mark.parametrize("row", rows.values(), ids=rows)
+    def answer(row):
+        text, changes, expected, *notes = row
+        graph = built(text, builders)
+        before = makespan(graph)
+        for each in changes.split("; "):
+            change(graph, each)
+        assert told(before, graph) == expected
+        assert all(noted(graph, words) for words in notes)
+
+    return answer
+
+
+def times(graph):
+    """Return (start, end) of the tasks of each name, in the order they run."""
+    timeline = simulate(graph)
+    found: dict[str, list[tuple[int, int]]] = {}
+    order = np.argsort(timeline.start_ns, kind="stable")
+    for place in order.tolist():
+        name = timeline.column("name")[place]
+        found.setdefault(name, []).append((int(timeline.start_ns[place]), int(timeline.end_ns[place])))
+    return found
+
+
+def ran(graph, text):
+    """Return when the tasks that a text names run, as it tells: `push 166-186 226-246, end 246`."""
+    found = {name: " ".join(f"{start}-{end}" for start, end in ran) for name, ran in times(graph).items()}
+    found["end"] = makespan(graph)
+    names = [re.sub(r"( \d+-\d+)+$|(?<=end) \d+$", "", each) for each in text.split(", ")]
+    return ", ".join(f"{name} {found[name]}" for name in names)
+
+
+def timelines(builders, rows):
+    """Return the test of `{what: (graph, changes, when tasks run ...)}`, as of `ran`."""
+
+    @pytest.mark.parametrize("row", rows.values(), ids=rows)
+    def timeline(row):
+        text, changes, *expected = row
+        graph = built(text, builders)
+        for each in changes.split("; "):
+            change(graph, each)
+        assert ran(graph, ", ".join(expected)) == ", ".join(expected)
+
+    return timeline
+
+
+def told(before, graph):
+    """Return `90 to 50, CPU 12, 2 launches: mm 30, add 20`: ns of the step, the CPU, and each kernel."""
+    work, cpu = graph.select(kind="kernel"), graph.select(kind="cpu")
+    spent = cpu.total("duration_ns") + cpu.total("gap_ns")
+    kernels = ", ".join(f"{name} {ns}" for name, ns in zip(work.name, work.duration_ns, strict=True))
+    return f"{before} to {makespan(graph)}, CPU {spent}, {len(work.launches())} launches: {kernels}"
+
+
 def built(text, builders):
-    """Return the graph of `BUILDER ARGUMENT ... NAME=VALUE ...`."""
+    """Return the graph of `BUILDER ARGUMENT ... NAME=VALUE ...`; builders of this file need not be given."""
     name, *given = shlex.split(text)
     plain = [_value(each) for each in given if "=" not in each]
     named = dict(each.split("=", 1) for each in given if "=" in each)
-    return builders[name](*plain, **{key: _value(value) for key, value in named.items()})
+    make = builders[name] if name in builders else globals()[name]
+    return make(*plain, **{key: _value(value) for key, value in named.items()})
 
 
 def _value(text):

@@ -11,7 +11,7 @@ from graph.small_graphs import named
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import does_not_apply, makespan, noted
+from recorded import does_not_apply, makespan, noted, times
 from shared import shared_replay
 from training_programs import (
     A100,
@@ -19,7 +19,6 @@ from training_programs import (
     buckets_of,
     distributed,
     exchanged,
-    times,
     training,
     two_layers_on_a_cpu,
 )

@@ -7,16 +7,15 @@ from daydream.optimizations.autocast import amp, autocast
 from graph.small_graphs import kernels, put
 from recorded import (
     Program,
-    does_not_apply,
     kernel_ns,
     makespan,
     noted,
-    refuses,
+    refusals,
     thread_and_stream,
     wait_before,
 )
 
-from daydream import Graph, GraphError, NotApplicableError, Trace, build
+from daydream import Graph, NotApplicableError, Trace, build
 from daydream.costs import bound, counted_kind, find_device, retime, under_load
 from daydream.costs.device.retime import rule_of
 from daydream.predict import graph_diff
@@ -51,12 +50,6 @@ def test_no_step_gains_more_than_its_cpu_does():
         put(graph, "work", "main", 300, gap_ns=10)
     cpu(graph, speedup=1000)
     assert makespan(graph) == 3 * 1 + 2 * 1
-
-
-def test_cpus_that_are_no_question_are_refused():
-    refuses("more than 0", cpu, Graph(), speedup=0)
-    does_not_apply("as it is", cpu, thread_and_stream("k 5 forward"), speedup=1)
-    does_not_apply("work on the CPU", cpu, Graph(), speedup=2)
 
 
 # GPU
@@ -97,28 +90,6 @@ def test_a_gpu_by_a_factor_leaves_the_link_alone():
     graph = v100_program().graph()
     gpu(graph, speedup=2)
     assert makespan(graph) == BEGIN + 6_400 + 905_000
-
-
-def test_gpus_that_cannot_be_asked_for_are_refused():
-    graph = v100_program().graph(devices=V100)
-    with pytest.raises(GraphError, match="one of them"):
-        gpu(graph)
-    with pytest.raises(GraphError, match="one of them"):
-        gpu(graph, to="h100", speedup=2)
-    with pytest.raises(NotApplicableError, match="V100 SXM2 already"):
-        gpu(graph, to="v100")
-    with pytest.raises(NotApplicableError, match="unknown GPU"):
-        gpu(graph, to="z9")
-    with pytest.raises(NotApplicableError, match="as it is"):
-        gpu(graph, speedup=1)
-    with pytest.raises(GraphError, match="more than 0"):
-        gpu(graph, speedup=0)
-    with pytest.raises(NotApplicableError, match="does not name its GPU"):
-        gpu(v100_program().graph(), to="h100")
-    on_cpu = Program()
-    on_cpu.op("aten::mm", "forward")
-    with pytest.raises(NotApplicableError, match="recorded on a CPU"):
-        gpu(on_cpu.graph(), to="h100")
 
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
@@ -205,18 +176,35 @@ def test_each_direction_goes_from_its_own_rate():
     assert graph.select(kind="memcpy").duration_ns.tolist() == [4 * MIB / 16, 4 * MIB / 16]
 
 
-def test_links_that_are_no_question_are_refused():
-    graph = copies((PINNED, 4 * MIB, 4 * MIB // 8))
-    does_not_apply("8 GB/s already", pcie, graph, bandwidth=8)
-    refuses("more than 0", pcie, graph, bandwidth=0)
-    does_not_apply(
-        "not known; give --recorded", pcie, copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16
-    )
-    does_not_apply("copies between CPU and device", pcie, thread_and_stream("k 5 forward"), bandwidth=16)
-
-
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():
     assert graph_diff.MODEL_ERROR["kernels"] == MODEL_ERROR
+
+
+def v100():
+    return v100_program().graph(devices=V100)
+
+
+def unknown():
+    return v100_program().graph()
+
+
+def on_cpu():
+    program = Program()
+    program.op("aten::mm", "forward")
+    return program.graph()
+
+
+def pinned():
+    return copies((PINNED, 4 * MIB, 4 * MIB // 8))
+
+
+def pageable():
+    return copies((PAGEABLE, 2 * MIB, 2 * MIB // 4))
+
+
+def counted(kind="none"):
+    counts = {"none": None, "plain": at(0.5, 0.5), "zero": conflicts(0)}
+    return build(recorded(("a", 100 * US, counts[kind]), ("b", 50 * US, None)))
 
 
 # What counters decide: twelve kernels around the ridge by hand, and what each optimization makes of them
@@ -344,18 +332,6 @@ def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
     assert "1 kernels (25.0% of the time) have no counters" in note
 
 
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        (None, "no kernel has counters"), (at(0.5, 0.5), "no kernel has counters"),
-        (conflicts(0), "have no bank conflicts"),
-    ],
-)  # fmt: skip
-def test_without_conflict_counters_it_is_refused(counts, said):
-    with pytest.raises(NotApplicableError, match=said):
-        bank_conflicts(build(recorded(("a", 100 * US, counts), ("b", 50 * US, None))))
-
-
 def test_the_roofline_by_hand():
     work = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
                ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
@@ -366,11 +342,6 @@ def test_the_roofline_by_hand():
     assert (b, c, tiny) == (100 * US, 100 * US, 2_000)  # better already, unknown, smallest
     assert 2_000 <= d < 25 * US  # the fixed cost of any kernel
     assert "Unknown, and left as they are: 2 (25.4%)" in graph.facts.notes[-1]
-
-
-@pytest.mark.parametrize("reach", [0, -1, 1.01, float("nan")])
-def test_a_reach_is_a_part(reach):
-    refuses("above 0 and at most 1", roofline, build(recorded(("a", 100, None))), reach=reach)
 
 
 def test_the_range_covers_what_an_unknown_element_type_may_be():
@@ -389,3 +360,29 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
     said = "Products of unknown element type take 50.0% of the kernels' time"
     assert noted(graph, said)
+
+
+test_other_hardware_that_is_no_question_is_refused = refusals(
+    globals(),
+    ("cpu speedup=0", "Graph", "! more than 0"),
+    ("cpu speedup=1", "thread_and_stream 'k 5 forward'", "as it is"),
+    ("cpu speedup=2", "Graph", "work on the CPU"),
+    ("gpu", "v100", "! one of them"),
+    ("gpu to=h100 speedup=2", "v100", "! one of them"),
+    ("gpu to=v100", "v100", "V100 SXM2 already"),
+    ("gpu to=z9", "v100", "unknown GPU"),
+    ("gpu speedup=1", "v100", "as it is"),
+    ("gpu speedup=0", "v100", "! more than 0"),
+    ("gpu to=h100", "unknown", "does not name its GPU"),
+    ("gpu to=h100", "on_cpu", "recorded on a CPU"),
+    ("pcie bandwidth=8", "pinned", "8 GB/s already"),
+    ("pcie bandwidth=0", "pinned", "! more than 0"),
+    ("pcie bandwidth=16", "pageable", "not known; give --recorded"),
+    ("pcie bandwidth=16", "thread_and_stream 'k 5 forward'", "copies between CPU and device"),
+    ("roofline reach=0", "counted", "! above 0 and at most 1"),
+    ("roofline reach=-1", "counted", "! above 0 and at most 1"),
+    ("roofline reach=1.01", "counted", "! above 0 and at most 1"),
+    ("bank-conflicts", "counted none", "no kernel has counters"),
+    ("bank-conflicts", "counted plain", "no kernel has counters"),
+    ("bank-conflicts", "counted zero", "have no bank conflicts"),
+)

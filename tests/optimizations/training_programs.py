@@ -1,16 +1,14 @@
 """Recorded programs and graphs that the tests of communication share."""
 
 import json
-import re
 from itertools import pairwise
 
-import numpy as np
 from daydream.optimizations.ddp import ddp
 from graph.small_graphs import put
-from recorded import ONE, Program, makespan
+from recorded import ONE, Program
 from shapes import dims
 
-from daydream import Graph, simulate
+from daydream import Graph
 from daydream.graph.tables import Lane
 
 GRADIENT = [[10, 100]]  # 1,000 floats, 4,000 B
@@ -103,25 +101,6 @@ def two_layers_on_a_cpu(update="aten::add_", **columns):
         run("torch::autograd::AccumulateGrad", "backward", 2, **gradient)
     run(update, "optimizer", 30, **columns)
     return program.graph(vendor="cpu")
-
-
-def times(graph):
-    """Return (start, end) of the tasks of each name, in the order they run."""
-    timeline = simulate(graph)
-    found: dict[str, list[tuple[int, int]]] = {}
-    order = np.argsort(timeline.start_ns, kind="stable")
-    for place in order.tolist():
-        name = timeline.column("name")[place]
-        found.setdefault(name, []).append((int(timeline.start_ns[place]), int(timeline.end_ns[place])))
-    return found
-
-
-def ran(graph, text):
-    """Return when the tasks that a text names run, as it tells: `push 166-186 226-246, end 246`."""
-    found = {name: " ".join(f"{start}-{end}" for start, end in ran) for name, ran in times(graph).items()}
-    found["end"] = makespan(graph)
-    names = [re.sub(r"( \d+-\d+)+$|(?<=end) \d+$", "", each) for each in text.split(", ")]
-    return ", ".join(f"{name} {found[name]}" for name in names)
 
 
 def buckets_of(*sizes, duration=1000):
