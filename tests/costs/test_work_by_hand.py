@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from daydream.optimizations._layers import add_layers, remove_layers
 from graph.small_graphs import kernels
-from shapes import dims
+from graph.small_traces import dims
 from work_traces import Call, Kernel, graph_of
 
 from daydream import simulate

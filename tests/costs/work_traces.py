@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from shapes import dims
+from graph.small_traces import dims
 
 from daydream.graph.build import build
 from daydream.trace.trace import Trace

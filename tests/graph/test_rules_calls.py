@@ -2,9 +2,23 @@
 
 import numpy as np
 import pytest
-from rule_traces import blocked, full_queue_trace, graph_trace, long_launch_trace, ranks_trace, waiting_trace
 from small_graphs import kernels, named
-from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
+from small_traces import (
+    blocked,
+    call,
+    full_queue_trace,
+    graph_trace,
+    kernel,
+    launched,
+    long_launch_trace,
+    op,
+    ranks_trace,
+    starts,
+    sync_row,
+    total,
+    trace,
+    waiting_trace,
+)
 
 from daydream import build, simulate
 from daydream.graph.rules.streams import _typical

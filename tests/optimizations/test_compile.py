@@ -7,9 +7,8 @@ from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations._substitution import replace
 from daydream.optimizations.compile import compile as compile_
 from graph.small_graphs import kernels, names
-from graph.small_traces import op, trace
+from graph.small_traces import dims, op, trace
 from recorded import Program, does_not_apply, kernel_names, makespan, noted, ns_by_name, refusals
-from shapes import dims
 
 import daydream
 from daydream import build, simulate

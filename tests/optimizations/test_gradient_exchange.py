@@ -11,17 +11,20 @@ from graph.small_graphs import named
 from graph.small_traces import launched, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import does_not_apply, makespan, noted, times
-from shared import shared_replay
-from training_programs import (
+from recorded import (
     A100,
     ONE,
     buckets_of,
     distributed,
+    does_not_apply,
     exchanged,
+    makespan,
+    noted,
+    times,
     training,
     two_layers_on_a_cpu,
 )
+from shared import shared_replay
 
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
 from daydream.costs.kernels import floor_ns

@@ -1,28 +1,32 @@
 """The network, parameter servers, sharded parameters: each answer worked out by hand."""
 
 import json
-from collections import ChainMap
 from functools import partial
 
 import pytest
-import training_programs
 from daydream.optimizations._communication import no_stragglers, overlap
 from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL, UPDATE_IN_LISTS, fsdp
 from daydream.optimizations.p3 import p3
 from graph.small_graphs import named, put
-from recorded import Program, does_not_apply, makespan, refusals, refuses, timelines, times
-from shared import shared_replay
-from training_programs import (
+from recorded import (
     A100,
     GRADIENT,
     ONE_UNIT,
+    Program,
     buckets_of,
+    does_not_apply,
     layer,
+    makespan,
     reduce_bucket,
+    refusals,
+    refuses,
     steps_between,
+    timelines,
+    times,
     training,
     two_layers_on_a_cpu,
 )
+from shared import shared_replay
 
 from daydream import Graph, GraphError, NotApplicableError, replay
 from daydream.costs.device.call_scaling import scaled_time
@@ -32,9 +36,8 @@ from daydream.transforms.compose import apply, in_order, parse
 
 FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)
 
-PROGRAMS = ChainMap(globals(), vars(training_programs))
 SHARDED = "fsdp python=False bandwidth=25 workers=2 unit_mb=ONE"
-test_when_what_runs = timelines(PROGRAMS, {
+test_when_what_runs = timelines(globals(), {
     "a faster network": ("reduced", "network bandwidth_factor=2", "all-reduce 10-30, end 35"),
     "a slower network": ("reduced", "network bandwidth_factor=0.5", "all-reduce 10-90, end 95"),
     "a later network": ("reduced", "network latency_ns=3", "all-reduce 10-53, end 58"),
@@ -169,7 +172,7 @@ def kernel():
 
 
 test_an_exchange_says_why_it_does_not_apply = refusals(
-    PROGRAMS,
+    globals(),
     ("network", "reduced", "as it is"),
     ("network bandwidth_factor=0", "reduced", "! above 0"),
     ("network latency_ns=-1", "reduced", "! 0 or more"),

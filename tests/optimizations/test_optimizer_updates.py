@@ -261,7 +261,7 @@ test_other_updates = answers(
                 "gemm 50, add 30, gemm 50, add 30"
             ),
         ),
-        # 10 kernels of 30 ns become 2 x 2, of 4 tensors and of one. A kernel of this trace costs 25 ns at least,
+        # 10 kernels of 30 ns become 2 x 2, of 4 tensors and of one. A kernel here costs 25 ns at least,
         # the 5th percentile of 20 and ten times 30: 3 of 5 go of each operator.
         "foreach keeps an operator and a launch for each kind of kernel": (
             "per_parameter tensors=5",
