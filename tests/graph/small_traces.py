@@ -104,6 +104,20 @@ def trace(*given, steps=(), **metadata):
     _find_parents(rows)
     borders = [round(1000 * at) for at in steps]
     ends = _completions(rows, borders)
+    columns, texts = columns_of(rows)
+    listed = [
+        {
+            "name": f"step {number}", "rank": 0, "start_ns": begin, "end_ns": end, "covered": number > 0,
+            "measured_ns": ends[number] - (ends[number - 1] if number else begin),
+        }
+        for number, (begin, end) in enumerate(pairwise(borders))
+    ]  # fmt: skip
+    known = {"profiler_cost": NO_COST} if "profiler" not in metadata else {}
+    return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **known, **metadata})
+
+
+def columns_of(rows):
+    """Return the columns of these rows, and the texts of those that hold codes."""
     columns, texts = {}, {}
     for name in {name for each in rows for name in each}:
         field = FIELDS[name]
@@ -114,15 +128,7 @@ def trace(*given, steps=(), **metadata):
             texts[name] = known
         else:
             columns[name] = np.array([field.null if value is None else value for value in values], np.int64)
-    listed = [
-        {
-            "name": f"step {number}", "rank": 0, "start_ns": begin, "end_ns": end, "covered": number > 0,
-            "measured_ns": ends[number] - (ends[number - 1] if number else begin),
-        }
-        for number, (begin, end) in enumerate(pairwise(borders))
-    ]  # fmt: skip
-    known = {"profiler_cost": NO_COST} if "profiler" not in metadata else {}
-    return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **known, **metadata})
+    return columns, texts
 
 
 def with_steps(found, borders):

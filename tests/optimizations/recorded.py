@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 from daydream.optimizations.ddp import ddp
 from graph.small_graphs import put
-from graph.small_traces import dims
+from graph.small_traces import columns_of, dims
 
 from daydream import Graph, GraphError, NotApplicableError, Trace, simulate
 from daydream.graph.build import build
 from daydream.graph.tables import Lane
-from daydream.trace.schema import FIELDS
 from daydream.transforms.compose import apply, parse
 
 HEAD, LAUNCH, LATENCY = 2, 6, 4
@@ -114,15 +113,7 @@ class Program:
         steps = [
             {"name": "step 0", "rank": 0, "start_ns": 0, "end_ns": end, "covered": True, "measured_ns": end}
         ]
-        columns, texts = {}, {}
-        for name in sorted({name for each in self.rows for name in each}):
-            values = [each.get(name) for each in self.rows]
-            if FIELDS[name].type == "text":
-                known = sorted({value for value in values if value is not None})
-                columns[name] = np.array([known.index(v) if v is not None else -1 for v in values], np.int32)
-                texts[name] = known
-            else:
-                columns[name] = np.array([FIELDS[name].null if v is None else v for v in values], np.int64)
+        columns, texts = columns_of(self.rows)
         graph = build(Trace(columns, texts, {"steps": steps, "vendor": "cuda", **metadata}))
         # Queueing of some nanoseconds cannot be told from the latency of a launch: say which it is.
         if len(device := graph.select(on="gpu")):

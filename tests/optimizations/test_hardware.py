@@ -5,6 +5,7 @@ import pytest
 from daydream.optimizations._hardware import MODEL_ERROR, bank_conflicts, cpu, gpu, pcie, roofline
 from daydream.optimizations.autocast import amp, autocast
 from graph.small_graphs import kernels, put
+from graph.small_traces import kernel, trace
 from recorded import (
     Program,
     kernel_ns,
@@ -15,7 +16,7 @@ from recorded import (
     wait_before,
 )
 
-from daydream import Graph, NotApplicableError, Trace, build
+from daydream import Graph, NotApplicableError, build
 from daydream.costs import bound, counted_kind, find_device, retime, under_load
 from daydream.costs.device.retime import rule_of
 from daydream.predict import graph_diff
@@ -217,31 +218,15 @@ US = 1_000
 
 def recorded(*kernels, device="NVIDIA A100-SXM4-80GB"):
     """A trace of kernels (name, ns, counters or None), one after the other, all of float32."""
-    count, names = len(kernels), list(dict.fromkeys(name for name, _, _ in kernels))
-    duration = np.array([ns for _, ns, _ in kernels])
-    end = np.cumsum(duration)
-    columns = {
-        "kind": np.zeros(count, np.int32), "name": np.array([names.index(name) for name, *_ in kernels]),
-        "start_ns": end - duration, "duration_ns": duration, "stream": np.full(count, 7),
-        "step": np.zeros(count),
-        "device": np.zeros(count), "correlation": np.arange(count), "dtype": np.zeros(count, np.int32),
-        "phase": np.zeros(count, np.int32), "rank": np.zeros(count),
-    }  # fmt: skip
-    counters = [
-        {"name": name, "rank": 0, "correlation": at, "flop": told.get("flop"),
-         "bytes": told.get("dram_bytes"),
-         "amounts": told}
-        for at, (name, _, told) in enumerate(kernels) if told is not None
-    ]  # fmt: skip
-    metadata = {
-        "notes": [], "counters": counters, "devices": [{"id": 0, "name": device, "multiprocessors": 108}],
-        "steps": [{"name": "s", "start_ns": 0, "end_ns": int(end[-1]), "covered": True,
-                   "measured_ns": int(end[-1])}],
-    }  # fmt: skip
-    columns = {name: np.asarray(values).astype(np.int64) if values.dtype == float else values
-               for name, values in columns.items()}  # fmt: skip
-    texts = {"kind": ["kernel"], "name": names, "dtype": ["float32"], "phase": ["forward"]}
-    return Trace(columns, texts, metadata)
+    rows, counters, end = [], [], 0
+    for number, (name, ns, told) in enumerate(kernels):
+        begin, end = end, end + ns
+        rows.append(kernel(name, begin / US, end / US, number, dtype="float32", phase="forward"))
+        if told is not None:
+            counters.append({"name": name, "rank": 0, "correlation": number, "flop": told.get("flop"),
+                             "bytes": told.get("dram_bytes"), "amounts": told})  # fmt: skip
+    devices = [{"id": 0, "name": device, "multiprocessors": 108}]
+    return trace(rows, steps=(0, end / US), notes=[], counters=counters, devices=devices)
 
 
 def device_ns(kernels):
