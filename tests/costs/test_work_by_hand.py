@@ -12,6 +12,7 @@ from work_traces import Call, Kernel, graph_of
 from daydream import simulate
 from daydream.costs import scaled_time, work
 from daydream.costs.operators import rows
+from daydream.costs.operators import rows as operator_rows
 from daydream.costs.workload.operator import operator_work
 from daydream.costs.workload.shapes import Amount
 from daydream.errors import NoMatchError
@@ -365,3 +366,8 @@ def test_an_operand_that_stays_is_packed_once_whatever_is_multiplied_with_it():
     assert alone - packed == pytest.approx(6_554, rel=0.01)
     all_of_it = scaled_time(graph, product, 2, weights=np.array([1e9])).duration_ns[0]
     assert all_of_it == 30_000
+
+
+def test_what_has_the_formula_of_the_family_is_of_it():
+    families = {family for _, family, formula, *_ in operator_rows().values() if formula == "element_wise"}
+    assert families == {"element-wise"}
