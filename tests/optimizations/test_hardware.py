@@ -367,6 +367,7 @@ test_other_hardware_that_is_no_question_is_refused = refusals(
     ("roofline reach=0", "counted", "! above 0 and at most 1"),
     ("roofline reach=-1", "counted", "! above 0 and at most 1"),
     ("roofline reach=1.01", "counted", "! above 0 and at most 1"),
+    ("roofline reach=nan", "counted", "! finite"),
     ("bank-conflicts", "counted none", "no kernel has counters"),
     ("bank-conflicts", "counted plain", "no kernel has counters"),
     ("bank-conflicts", "counted zero", "have no bank conflicts"),

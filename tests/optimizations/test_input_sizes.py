@@ -140,6 +140,10 @@ def test_what_grows(case):
     assert grown(change(of(calls), text)) == factors
 
 
+def without_shapes():
+    return of_calls(("linear", None))
+
+
 def training_by_shapes():
     ns = 80_000
     p = Program()
@@ -494,7 +498,7 @@ test_sizes_that_are_no_question_are_refused = refusals(
     ),
     ("sequence-length length=10", "attention", "10 tokens already"),
     ("sequence-length length=0", "attention", "! 1 or more"),
-    ("sequence-length length=10", "of 'my_op 3'", "sequence length"),
+    ("sequence-length length=10", "without_shapes", "sequence length"),
     ("sequence-length length=10", "Graph", "forward or backward"),
     ("batch-size factor=0.3", "training_by_shapes", "! not a whole number"),
     (

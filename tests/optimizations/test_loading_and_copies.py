@@ -40,7 +40,8 @@ def test_several_threads_that_load_are_no_work_of_the_main_thread():
     for step in (0, 1):
         put(graph, "load", "pipeline", 60, phase="data", step=step)
     dataloader(graph.copy(), get_ms=FETCH)
-    assert set(graph.select(phase="data", name="load").lane) == {"main", "pipeline"}
+    by_workers = change(two_batches(), f"dataloader workers=2 get_ms={FETCH}")
+    assert set(by_workers.select(phase="data", name="load").lane) == {"loader workers"}
     does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
 
 

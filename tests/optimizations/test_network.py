@@ -14,9 +14,11 @@ from recorded import (
     ONE_UNIT,
     Program,
     buckets_of,
+    change,
     does_not_apply,
     layer,
     makespan,
+    noted,
     reduce_bucket,
     refusals,
     refuses,
@@ -159,6 +161,18 @@ test_when_what_runs = timelines(globals(), {
         "all-gather 0-80 80-160 210-290 290-370, reduce-scatter 370-450 450-530, aten::add_ 530-560",
     ),
 })  # fmt: skip
+
+
+def test_what_an_exchange_leaves_and_notes():
+    graph = change(training(steps=2), "fsdp python=False stage=1 workers=2 bandwidth=100")
+    gathered = graph.select(kind="collective", collective="all_gather")
+    assert gathered.bytes.tolist() == [4000, 4000]  # what each worker puts in
+    together, one_by_one = (
+        change(program, "p3 workers=2 bandwidth=100 latency_us=0")
+        for program in (training(steps=2), looping(10, 30))
+    )
+    assert noted(together, "updates all parameters together")
+    assert not len(one_by_one.select(op="add_", name="^update .$"))
 
 
 def two_ranks():

@@ -618,8 +618,8 @@ def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
 
 test_work_that_stays_in_its_type_and_layout_is_refused = refusals(
     globals(),
-    ("amp model=paper math_speedup=1 memory_speedup=1", "two_in_float32", "leave every kernel as it is"),
-    ("amp model=paper math_speedup=0", "two_in_float32", "! above 0"),
+    ("amp math_speedup=1 memory_speedup=1", "two_in_float32", "leave every kernel as it is"),
+    ("amp math_speedup=0", "two_in_float32", "! above 0"),
     ("amp", "of 'in 16 bits'", "16 bits already: 100% of their time in bfloat16"),
     ("autocast", "of 'in 16 bits'", "16 bits already: 100% of their time in bfloat16"),
     ("autocast dtype=bfloat16", "of block", "no bfloat16 units"),
