@@ -3,18 +3,21 @@
 import re
 import shlex
 from collections import Counter
+from math import isclose, pi
 from pathlib import Path
 
 import pytest
+from graph.jobs import job
 from graph.small_traces import launched, op, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from shared import shared_trace
+from shared import shared_replay, shared_trace
 from view_text import view_text
 
 import daydream
+from daydream import GraphError, NotApplicableError, compare_series
 from daydream.cli import main
-from daydream.predict.compare import ROWS, Work, changes_by
+from daydream.predict.compare import ROWS, Work, changes_by, student
 
 US = 1_000
 STEPS = (0, 100, 200, 300)
@@ -175,3 +178,148 @@ def test_the_page_shows_what_is_printed(monkeypatch, capsys):
 
     assert shown.endswith("\n...\n")
     assert capsys.readouterr().out.startswith(shown.removesuffix("...\n"))
+
+
+# A series of runs: which is the first slower one, and how likely that is by chance.
+
+
+QUIET = (100, 120)
+
+
+def series(*cpu, **how):
+    return compare_series(
+        [job(6, cpu=(100, each), **how) for each in cpu], [f"run {n}" for n in range(len(cpu))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "chance"),
+    [
+        (1.0, 1, 0.25),  # Cauchy: 1/2 - atan(1) / pi
+        (2.0**0.5, 2, 0.5 - 2.0**0.5 / (2 * (2 + 2) ** 0.5)),
+        (3.0**0.5, 3, 0.5 - (pi / 4 + 0.5) / pi),
+        (2.776445, 4, 0.025),  # tables
+        (1.812461, 10, 0.05),
+        (-1.812461, 10, 0.95),
+    ],
+)
+def test_chances_of_students_t(t, freedom, chance):
+    assert isclose(student(t, freedom), chance, abs_tol=1e-6)
+
+
+def test_the_first_slower_run_is_found():
+    # means 121 and 141, within both +-1: s^2 = (2 + 2) / 4; t = 20 / sqrt(1/3 + 1/3), 15 pairs of ends
+    found = series(120, 121, 122, 140, 141, 142)
+
+    assert found.first_slow == "run 3"
+    assert [run.slow for run in found.runs] == [False] * 3 + [True] * 3
+    assert [run.step_ns for run in found.runs] == [130_000, 131_000, 132_000, 150_000, 151_000, 152_000]
+    step = found.step
+    assert (step.before_ns, step.after_ns, step.change_ns) == (131_000, 151_000, 20_000)
+    assert step.spread_ns == 1_000
+    assert isclose(step.chance, 15 * student(20 / (2 / 3) ** 0.5, 4))
+
+
+def test_a_single_slow_run_is_found_between_others():
+    found = series(120, 121, 119, 150, 120, 121)
+
+    assert [run.slow for run in found.runs] == [False, False, False, True, False, False]
+
+
+def test_runs_that_only_scatter_have_no_slower_one():
+    found = series(120, 128, 122, 130, 121, 129)
+
+    assert found.first_slow is None
+    assert found.step is None
+    assert not found.operators
+
+
+def test_a_faster_run_is_none_that_is_slower():
+    assert series(140, 141, 120, 121).first_slow is None
+
+
+def test_operators_of_the_slower_runs_are_named():
+    # Where there is a device its work is compared: kernels take longer, transfers do not.
+    found = compare_series([job(6, gpu=(each, each)) for each in (200, 201, 260, 261)], ["a", "b", "c", "d"])
+
+    assert found.first_slow == "c"
+    assert [(each.name, each.change_ns) for each in found.operators] == [("k", 60_000)]
+
+
+def test_two_runs_are_no_series():
+    with pytest.raises(GraphError, match="three runs or more"):
+        series(120, 121)
+
+
+# Blame: made jobs whose slowness is known, to the nanosecond; on recorded ones the costs add up.
+
+
+def parts(found):
+    return [(each.who, each.work, each.longer_ns, each.saving_ns, each.cost_ns) for each in found.parts]
+
+
+def adds_up(found):
+    return found.replayed_ns == found.balanced_ns + found.others_ns + sum(
+        each.cost_ns for each in found.parts
+    )
+
+
+@pytest.mark.parametrize(("columns", "work"), [({}, "CPU work"), ({"phase": "data"}, "loading")])
+def test_a_slow_rank_costs_what_it_is_slower(columns, work):
+    #  a step of rank r: |cpu[r]|launch 5|launch 5|; both meet in the all-reduce, so the longer one counts
+    found = daydream.blame(job(6, cpu=(100, 120), **columns))
+
+    assert found.replayed_ns == 120_000 + 2 * 5_000
+    assert found.balanced_ns == 100_000 + 2 * 5_000
+    assert parts(found) == [("rank 1", work, 20_000, 20_000, 20_000)]
+    assert found.ns_by_rank == {"rank 1": 20_000}
+    assert found.ns_by_work == {work: 20_000}
+    assert found.others_ns == 0
+
+
+def test_slowness_that_other_work_hides_costs_nothing():
+    found = daydream.blame(job(6, cpu=(100, 120), gpu=(60, 50)))
+
+    # Rank 0's kernel takes 10 us more, and is done 100 + 5 + 60 us after the step began: before rank 1's.
+    assert parts(found) == [
+        ("rank 1", "CPU work", 20_000, 20_000, 20_000),
+        ("rank 0", "kernels", 10_000, 0, 0),
+    ]
+
+
+def test_what_two_parts_hide_from_each_other_is_shared():
+    #  gpu    |k 200|1|all-reduce 20|1|: a step takes 222; cpu of rank 1: 210 + 10 = 220
+    found = daydream.blame(job(8, cpu=(100, 290), gpu=(280, 100)))
+    by_hand = {"now": 280 + 1 + 20 + 1, "without the kernel": 290 + 10, "without the CPU work": 302}
+
+    assert found.replayed_ns == 1_000 * by_hand["now"]
+    both = found.replayed_ns - found.balanced_ns
+    assert found.balanced_ns == 1_000 * (100 + 1 + 20 + 1)
+    assert parts(found) == [
+        ("rank 0", "kernels", 180_000, 2_000, (2_000 + both) // 2),
+        ("rank 1", "CPU work", 190_000, 0, (both - 2_000) // 2),
+    ]
+    assert adds_up(found)
+
+
+def test_of_a_pipeline_stages_are_compared():
+    found = daydream.blame(job(6, cpu=(100, 120), pipeline=True))
+
+    (stage,) = found.parts
+    assert (stage.who, stage.work, stage.longer_ns) == ("stage 1", "CPU work", 20_000)
+    assert stage.saving_ns == stage.cost_ns == found.replayed_ns - found.balanced_ns > 0
+    assert found.ns_by_stage == {"stage 1": stage.cost_ns}
+
+
+def test_one_rank_has_nobody_to_be_compared_with():
+    with pytest.raises(NotApplicableError, match="one rank was recorded"):
+        daydream.blame("examples/mlp_cpu.json.gz")
+
+
+def test_costs_of_recorded_ranks_add_up():
+    found = daydream.blame(shared_replay("formats/kineto_distributed/mi300_ddp_4ranks_unfused"))
+
+    assert adds_up(found)
+    assert found.parts[0].who == "rank 3"
+    for costs in (found.ns_by_rank, found.ns_by_stage, found.ns_by_work):
+        assert sum(costs.values()) == sum(each.cost_ns for each in found.parts)

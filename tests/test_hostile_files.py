@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -465,3 +467,22 @@ def test_times_that_have_no_place_in_program_order_are_refused(ask, tmp_path):
     code, _, err = ask("replay", "--trace", "late.parquet")
     assert code == 1
     assert "internal" not in err
+
+
+# The one campaign of hostile input, for as long as there is time: `python -m tests.fuzz` runs it by hand.
+
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("cases", "seconds"), [("150", "60"), pytest.param("20000", "90", marks=pytest.mark.slow)]
+)
+def test_no_hostile_input_does_harm(cases, seconds):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--cases", cases, "--seconds", seconds],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    sys.stdout.write(done.stdout)
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

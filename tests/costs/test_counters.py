@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from daydream.optimizations._hardware import roofline
 from graph.small_graphs import kernels as kernel_tasks
+from graph.small_traces import kernel, trace
 from shared import shared_trace
 
 import daydream
-from daydream import Trace, build, counters_table
+from daydream import build, counters_table
 from daydream.costs import bound
 from daydream.costs.counters.attaching import attach_counters, base_name
 from daydream.costs.counters.formats import read_counted
@@ -76,14 +77,9 @@ def attached(trace, folder, text):
 
 
 def kernels(*names, grid="16,1,1"):
-    count = len(names)
-    texts = list(dict.fromkeys(names))
-    columns = {
-        "kind": np.zeros(count, np.int32), "name": np.array([texts.index(one) for one in names], np.int32),
-        "start_ns": np.arange(count) * 10, "duration_ns": np.full(count, 10), "stream": np.full(count, 7),
-        "correlation": np.arange(count), "grid": np.zeros(count, np.int32),
-    }  # fmt: skip
-    return Trace(columns, {"kind": ["kernel"], "name": texts, "grid": [grid]}, {"notes": []})
+    return trace(
+        [kernel(name, at / 100, (at + 1) / 100, at, grid=grid) for at, name in enumerate(names)], notes=[]
+    )
 
 
 def test_the_long_layout_with_separators_and_scaled_units(tmp_path):

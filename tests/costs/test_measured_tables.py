@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from daydream.optimizations._hardware import gpu
 from graph.small_graphs import kernels
+from graph.small_traces import dims
 from pyarrow.parquet import write_table
 from recorded import Program
-from shapes import dims
 from work_traces import Call, Kernel, graph_of
 
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild

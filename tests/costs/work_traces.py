@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from shapes import dims
+from graph.small_traces import columns_of, dims
 
 from daydream.graph.build import build
 from daydream.trace.trace import Trace
@@ -95,14 +94,7 @@ def trace_of(*calls, device=V100, orphans=None):
     for kernel in orphans or []:
         recorder.run(kernel, correlation=900, dtype="float32", parent=-1)
     rows = recorder.rows + recorder.kernels
-    columns: dict[str, np.ndarray] = {}
-    texts: dict[str, list[str]] = {}
-    for name in ("kind", "name", "op", "shapes", "dtype", "grid", "block"):
-        values = [row.get(name) for row in rows]
-        texts[name] = sorted({value for value in values if value is not None})
-        columns[name] = np.array([-1 if v is None else texts[name].index(v) for v in values], np.int32)
-    for name in ("pid", "tid", "parent", "start_ns", "duration_ns", "correlation", "device", "stream"):
-        columns[name] = np.array([row.get(name, -1) for row in rows], np.int64)
+    columns, texts = columns_of(rows)
     devices = [{"id": 0, "name": device, "multiprocessors": 80}] if device else []
     return Trace(columns, texts, {"steps": [], "vendor": "cuda" if device else "cpu", "devices": devices})
 

@@ -6,15 +6,18 @@ import pytest
 from graph.small_traces import rows, trace
 from machine.programs import PROGRAMS
 from shared import shared_replay
+from two_streams import steps
 from view_text import view_text
 
 import daydream
 from daydream.costs.devices import find_device
-from daydream.predict.breakdown import Behind, Share
+from daydream.graph.plan import Cause
+from daydream.graph.tables import KINDS
+from daydream.predict.breakdown import OF_KERNELS, Behind, Share
 from daydream.predict.explain import bound
 from daydream.predict.suggest import WhatIfResult
 from daydream.report.views.explanation import beside, sentence, verdict
-from daydream.simulate.critical_path import Bound, PathCause
+from daydream.simulate.critical_path import OF_EDGE, OF_KIND, Bound, PathCause
 from daydream.transforms.real_change import lines_of, why_not_offered
 from daydream.transforms.registry import find
 
@@ -347,3 +350,28 @@ def test_a_line_of_code_names_the_optimizer_of_the_script():
     by_sgd = shared_replay("kineto/rtx2080ti_resnet_30_iterations.json.gz").graph
     assert lines_of([find("fused-optimizer")], by_sgd) == "torch.optim.SGD(parameters, fused=True)"
     assert "another optimizer than SGD" in str(why_not_offered(find("fused-adam"), by_sgd))
+
+
+# One taxonomy of causes and bounds: a key, a label, a colour each, which every output takes from there.
+
+
+def test_every_kind_of_task_and_of_edge_has_a_cause():
+    assert set(OF_KIND) == set(KINDS)
+    assert set(OF_EDGE) == set(Cause) - {Cause.LANE}  # which is a gap, or a start-up on the device
+    assert {cause.bound for cause in OF_KERNELS.values()} == {OF_KIND["kernel"].bound}
+
+
+# A step that a change does not move says what it waits for instead.
+
+
+def said(change):
+    return [note for note in daydream.whatif(steps(), change).notes if "does not move" in note]
+
+
+def test_work_that_nothing_waits_for_leaves_the_step_to_what_it_waits_for():
+    def halve_short(graph):
+        graph.select(name="^short_kernel").scale(0.5)
+
+    assert said(halve_short) == [
+        "The step's time does not move with this change: it waits for the GPU (60%)."
+    ]

@@ -1,5 +1,6 @@
 """Whose call a task belongs to: instances, `within`, operators, shapes, gradients."""
 
+import numpy as np
 import pytest
 from small_graphs import kernels, names
 from small_traces import kernel, launched, note, trace
@@ -67,6 +68,23 @@ def test_a_range_that_waits_for_the_autograd_thread_holds_its_work():
         ["b2"],
         ["u"],
     ]
+
+
+def test_the_thread_that_waits_is_known_whatever_code_its_phase_has():
+    recorded = trace(
+        """
+            note forward 0 20 phase=forward
+            note call 25 70 phase=forward
+            op aten::mm 30 45 tid=2 phase=backward
+            launch b 32 40 50 tid=2 phase=backward
+            op copy 40 42 tid=3 phase=data
+        """,
+        steps=(0, 100),
+    )
+    recorded.texts["phase"] = ["forward", "backward", "data"]
+    recorded.columns["phase"] = np.array([-1, 1, 2, 0])[recorded["phase"] + 1]
+
+    assert names(kernels(build(recorded)).where(within="call")) == "b"
 
 
 def test_within_sees_every_enclosing_call_and_range():

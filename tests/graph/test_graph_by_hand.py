@@ -33,6 +33,13 @@ def one_call(text, **how):
     return graph
 
 
+def launched_by_the_first():
+    graph = thread("call 6")
+    k = put(graph, "k", "stream 7", 1)
+    graph.write("launch", k.ids, 0)
+    return graph
+
+
 def queue(graph, depth=1):
     graph.queue_depth[graph.lane_id("stream 7")] = depth
     return graph
@@ -279,6 +286,11 @@ CASES = {
             "thread 1: begin 0, launch a 0, sync 24, launch a 27, sync 51, launch a 54, sync 78, end 81"
             " | stream 7: a 4, a 27+4, a 54+4"
         ),
+    ),
+    "also where the first task of all launches it": (
+        launched_by_the_first,
+        lambda g: g.select().repeat(),
+        "thread 1: call 0, call 6 | stream 7: k 0, k 6",
     ),
     # -- calls that wait
     "a sync waits for all launched before it": (

@@ -5,18 +5,19 @@ from pathlib import Path
 import pytest
 from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
-from rule_traces import (
+from small_graphs import named
+from small_traces import (
     backward_trace,
     blocked,
     full_queue_trace,
     graph_trace,
     long_launch_trace,
     ranks_trace,
+    total,
+    trace,
     unlaunched_trace,
     waiting_trace,
 )
-from small_graphs import named
-from small_traces import total, trace
 
 import daydream
 from daydream import build

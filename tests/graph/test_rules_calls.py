@@ -2,9 +2,23 @@
 
 import numpy as np
 import pytest
-from rule_traces import blocked, full_queue_trace, graph_trace, long_launch_trace, ranks_trace, waiting_trace
 from small_graphs import kernels, named
-from small_traces import call, kernel, launched, op, starts, sync_row, total, trace
+from small_traces import (
+    blocked,
+    call,
+    full_queue_trace,
+    graph_trace,
+    kernel,
+    launched,
+    long_launch_trace,
+    op,
+    ranks_trace,
+    starts,
+    sync_row,
+    total,
+    trace,
+    waiting_trace,
+)
 
 from daydream import build, simulate
 from daydream.graph.rules.streams import _typical
@@ -87,47 +101,6 @@ def test_a_blocking_call_ends_after_the_work_it_waits_for_plus_its_return(name):
     assert starts(graph)["after"] <= 10 + 5 + 10  # what the call itself takes stays
 
 
-def test_a_pageable_copy_blocks_its_call_until_it_is_done():
-    #  thread 1  |launch 5|copy: enters at 10, done at 120, returns at 124|after 5|
-    #  stream 7          |a 100 ...   |1|copy 9|
-    name = "Memcpy DtoH (Device -> Pageable)"
-    graph = build(
-        trace(
-            """
-                launch a 0 10 110
-                call cudaMemcpyAsync 10 124 correlation=2
-            """,
-            kernel(name, 111, 120, 2, kind="memcpy"),
-            op("after", 124, 129),
-        )
-    )
-    assert starts(graph)["after"] == 124
-
-    kernels(graph).scale(0.5)
-    assert starts(graph)["after"] == 60 + 1 + 9 + 4
-
-
-def two_streams(sync):
-    #  stream 7  |a: 10 to 60|       stream 8  |b: 20 to 300|
-    return build(
-        trace(
-            """
-            launch a 0 10 60
-            launch b 5 20 300 stream=8
-        """,
-            sync,
-            op("after", 70, 75),
-        )
-    )
-
-
-def test_a_stream_synchronize_waits_for_the_stream_that_time_allows():
-    graph = two_streams([call("cudaStreamSynchronize", 15, 70, 9)])
-    named(graph, "a").scale(0.5)  # b was launched last, but had not ended when the call returned
-
-    assert starts(graph)["after"] == 10 + 25 + 10
-
-
 def test_a_stream_synchronize_waits_for_the_stream_the_device_recorded():
     sync = [call("cudaStreamSynchronize", 15, 320, 9), sync_row("Stream Sync", 320, 9, stream=7)]
     graph = build(
@@ -145,46 +118,11 @@ def test_a_stream_synchronize_waits_for_the_stream_the_device_recorded():
     assert starts(graph)["after"] == 10 + 30 + 10  # not b's 300
 
 
-def test_an_event_synchronize_waits_for_the_work_before_the_record():
-    #  thread 1  |launch a|record 10-12|launch b|sync: enters 20, a is done at 60, returns at 66|after|
-    #  stream 7           |a: 10 to 60            |1|b: 61 to 200
-    graph = build(
-        trace(
-            """
-                launch a 0 10 60
-                call cudaEventRecord 10 12 correlation=8
-                launch b 12 61 200
-                call cudaEventSynchronize 20 66 correlation=9
-                op after 66 70
-            """,
-        )
-    )  # fmt: skip
-    assert starts(graph)["after"] == 66
-    named(graph, "a").scale(0.5)
-    assert starts(graph)["after"] == 10 + 25 + 6
-    named(graph, "b").scale(9)
-    assert starts(graph)["after"] == 10 + 25 + 6
-
-
 def test_a_synchronize_that_returned_before_the_work_was_done_is_left_alone_and_said():
     graph = build(blocked("cudaDeviceSynchronize", returned=60))
 
     assert len(graph.syncs) == 0
     assert any("returned before the work" in note for note in graph.facts.notes)
-
-
-def test_a_synchronize_that_found_the_device_idle_still_waits_for_work_that_takes_longer():
-    graph = build(
-        trace("""
-            launch a 0 10 20
-            call cudaDeviceSynchronize 50 55 correlation=9
-            op after 55 60
-        """)
-    )
-    assert starts(graph)["after"] == 55
-
-    graph.select(on="gpu").scale(9)
-    assert starts(graph)["after"] == 10 + 90 + 5
 
 
 # -- long launches -----------------------------------------------------------------------------------
@@ -201,29 +139,6 @@ def test_what_a_long_launch_does_before_it_submits_is_cpu_work():
 # -- what ties streams together --------------------------------------------------------------------------
 
 # -- event waits -------------------------------------------------------------------------------------
-
-
-def test_work_behind_a_wait_follows_the_work_before_the_record():
-    graph = build(waiting_trace())
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 10, "unresolved": 0}
-    assert starts(graph)["b"] == 3_600 + 212
-
-    named(graph, "a").scale(0.5)
-    assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
-
-
-def test_a_recorded_wait_names_its_record():
-    rows = [
-        sync_row(
-            "Stream Wait Event", 0.008 + n, 10 * n + 3, stream=8, wait_stream=7, wait_correlation=10 * n + 2
-        )
-        for n in range(10)
-    ]
-    graph = build(waiting_trace(rows))
-    assert graph.facts.event_waits == {"recorded": 10, "inferred": 0, "unresolved": 0}
-
-    named(graph, "a").scale(0.5)
-    assert starts(graph)["b"] == 3_600 + 10 + 100 + 2
 
 
 def side_rows(*, named):
@@ -247,33 +162,6 @@ def side_rows(*, named):
     return rows
 
 
-def test_waits_of_known_streams_for_unknown_events_follow_the_open_work():
-    graph = build(trace(side_rows(named=True)))
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 4, "unresolved": 0}
-
-    named(graph, "a").scale(0.5)
-    began = starts(graph)
-    assert (began["b"], began["c"], began["d"]) == (62, 62, 182)
-
-    named(graph, "c").scale(0.1)  # 11.8: b is now the later of the two
-    assert starts(graph)["d"] == 62 + 30 + 2
-
-
-def test_a_wait_that_the_times_contradict_is_not_drawn():
-    #  b starts while a still runs, every time
-    rows = []
-    for at in range(0, 4_000, 400):
-        rows += [
-            *launched("a", at, at + 10, at + 210),
-            call("cudaStreamWaitEvent", at + 8, at + 9),
-            *launched("b", at + 10, at + 20, at + 40, stream=8),
-        ]
-    graph = build(trace(rows))
-
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 0, "unresolved": 10}
-    assert len(graph.waits) == 0
-
-
 def reduce_trace():
     #  thread 1   |launch gradient|wait|launch reduce|launch next| ... |wait|launch update|
     #  stream 7        |gradient: 10 to 60|next: 61 to 90|                 |update: 205 to 215|
@@ -291,18 +179,28 @@ def reduce_trace():
     return trace(rows)
 
 
-def test_a_collective_follows_its_gradients_and_the_update_follows_the_collective():
-    graph = build(reduce_trace())
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
-
-    graph.select(kind="collective").scale(0.5)
-    assert starts(graph)["reduce"] == 1_500 + 62
-    assert starts(graph)["update"] == 1_500 + 62 + 70.5 + 2
-    graph.select(name="gradient").scale(0.5)
-    assert starts(graph)["reduce"] == 1_500 + 10 + 25 + 2
+def recorded_waits():
+    return waiting_trace(
+        sync_row(
+            "Stream Wait Event", 0.008 + n, 10 * n + 3, stream=8, wait_stream=7, wait_correlation=10 * n + 2
+        )
+        for n in range(10)
+    )
 
 
-def test_a_librarys_own_wait_orders_nothing():
+def contradicted():
+    #  b starts while a still runs, every time
+    rows = []
+    for at in range(0, 4_000, 400):
+        rows += [
+            *launched("a", at, at + 10, at + 210),
+            call("cudaStreamWaitEvent", at + 8, at + 9),
+            *launched("b", at + 10, at + 20, at + 40, stream=8),
+        ]
+    return trace(rows)
+
+
+def own_wait():
     #  the library waits for its collective on a stream of its own; the next work goes on beside it
     rows = []
     for at in range(0, 2_000, 500):
@@ -311,10 +209,115 @@ def test_a_librarys_own_wait_orders_nothing():
             call("cudaStreamWaitEvent", at + 6, at + 7),
             *launched("next", at + 8, at + 20, at + 60),
         ]
-    graph = build(trace(rows))
+    return trace(rows)
 
-    assert graph.facts.event_waits == {"recorded": 0, "inferred": 4, "unresolved": 0}
-    assert len(graph.waits) == 0
+
+STARTS = {  # rows; what starts when (us), and how many waits there are: as recorded, and after each change
+    #  thread 1  |launch 5|copy: enters at 10, done at 120, returns at 124|after 5|
+    #  stream 7          |a 100 ...   |1|copy 9|
+    "a pageable copy blocks its call until it is done": (
+        """
+            launch a 0 10 110
+            call cudaMemcpyAsync 10 124 correlation=2
+            memcpy Memcpy DtoH (Device -> Pageable) 111 120 correlation=2
+            op after 124 129
+        """,
+        "after 124",
+        "a 0.5: after 60+1+9+4",
+    ),
+    "of streams the one that time allows is waited for": (  # b had not ended when the call returned
+        """
+            launch a 0 10 60
+            launch b 5 20 300 stream=8
+            call cudaStreamSynchronize 15 70 correlation=9
+            op after 70 75
+        """,
+        "a 0.5: after 10+25+10",
+    ),
+    #  thread 1  |launch a|record 10-12|launch b|sync: enters 20, a is done at 60, returns at 66|after|
+    #  stream 7           |a: 10 to 60            |1|b: 61 to 200
+    "an event is waited for as far as its record": (
+        """
+            launch a 0 10 60
+            call cudaEventRecord 10 12 correlation=8
+            launch b 12 61 200
+            call cudaEventSynchronize 20 66 correlation=9
+            op after 66 70
+        """,
+        "after 66",
+        "a 0.5: after 10+25+6",
+        "b 9: after 10+25+6",
+    ),
+    "a synchronize that found the device idle waits for work that takes longer": (
+        """
+            launch a 0 10 20
+            call cudaDeviceSynchronize 50 55 correlation=9
+            op after 55 60
+        """,
+        "after 55",
+        "a 9: after 10+90+5",
+    ),
+    "work behind a wait follows the work before the record": (
+        waiting_trace,
+        "recorded 0, inferred 10, unresolved 0, b 3600+212",
+        "a 0.5: b 3600+10+100+2",
+    ),
+    "a recorded wait names its record": (
+        recorded_waits,
+        "recorded 10, inferred 0, unresolved 0",
+        "a 0.5: b 3600+10+100+2",
+    ),
+    "waits of known streams for unknown events follow the open work": (
+        lambda: trace(side_rows(named=True)),
+        "recorded 0, inferred 4, unresolved 0",
+        "a 0.5: b 62, c 62, d 182",
+        "c 0.1: d 62+30+2",  # 11.8: b is now the later of the two
+    ),
+    "a wait that the times contradict is not drawn": (
+        contradicted,
+        "recorded 0, inferred 0, unresolved 10, waits 0",
+    ),
+    "a library's own wait orders nothing": (own_wait, "recorded 0, inferred 4, unresolved 0, waits 0"),
+    "a collective follows its gradients, the update the collective": (
+        reduce_trace,
+        "recorded 0, inferred 8, unresolved 0",
+        "reduce 0.5: reduce 1500+62, update 1500+62+70.5+2",
+        "gradient 0.5: reduce 1500+10+25+2",
+    ),
+    "work behind an idle device begins when the CPU comes to it": (  # b's call was not recorded
+        """
+            launch a 0 10 20
+            kernel b 130 140 correlation=9
+            launch c 120 141 150
+        """,
+        "a 0: b 130",
+    ),
+    #  thread 1  |call a|relu 5 to 22|mm 22 to 34, its call is lost|call c 40|
+    #  stream 7      |a 10 to 20|            |b 31 to 34|             |c 50 to 60|
+    "work of a lost call is launched by the operator that made it": (
+        """
+            launch a 0 10 20
+            op relu 5 22
+            op mm 22 34
+            kernel b 31 34 correlation=9
+            launch c 40 50 60
+        """,
+        "relu 0: b 20+1",  # 17 earlier, were its stream free then
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_what_starts_when(case):
+    rows, *stages = STARTS[case]
+    graph = build(trace(rows) if isinstance(rows, str) else rows())
+    for stage in stages:
+        *changed, expected = stage.split(": ")
+        for name, factor in map(str.split, changed):
+            named(graph, name).scale(float(factor))
+        found = starts(graph) | graph.facts.event_waits | {"waits": len(graph.waits)}
+        for name, at in map(str.split, expected.split(", ")):
+            assert found[name] == sum(map(float, at.split("+")))
 
 
 # -- CUDA graphs -------------------------------------------------------------------------------------
@@ -359,32 +362,6 @@ def test_work_in_the_queue_before_the_window_follows_the_work_before_it():
     assert total(graph) == 62
     named(graph, "a").scale(0)
     assert starts(graph)["c"] == 30
-
-
-def test_work_behind_an_idle_device_begins_when_the_cpu_comes_to_it_though_its_call_was_not_recorded():
-    rows = """
-        launch a 0 10 20
-        kernel b 130 140 correlation=9
-        launch c 120 141 150
-    """
-    graph = build(trace(rows))
-    named(graph, "a").scale(0)
-    assert starts(graph)["b"] == 130
-
-
-def test_work_of_a_call_that_was_not_recorded_is_launched_by_the_operator_that_made_it():
-    #  thread 1  |call a|relu 5 to 22|mm 22 to 34, its call is lost|call c 40|
-    #  stream 7      |a 10 to 20|            |b 31 to 34|             |c 50 to 60|
-    rows = [
-        """
-        op relu 5 22
-        op mm 22 34
-        kernel b 31 34 correlation=9
-    """
-    ]
-    graph = build(trace(launched("a", 0, 10, 20), rows, launched("c", 40, 50, 60)))
-    named(graph, "relu").scale(0)
-    assert starts(graph)["b"] == 20 + 1  # 17 earlier, were its stream free then
 
 
 def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():

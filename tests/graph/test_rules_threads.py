@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
-from rule_traces import backward_trace, latency_trace
 from small_graphs import named
-from small_traces import call, launched, op, starts, total, trace
+from small_traces import backward_trace, call, latency_trace, launched, op, starts, total, trace
 
 import daydream
 from daydream import Trace, build, simulate

@@ -4,7 +4,7 @@ import pytest
 from daydream.optimizations._products import pruning, quantize
 from daydream.optimizations._substitution import replace
 from daydream.optimizations.checkpointing import rematerialize
-from recorded import SMALLEST, Program, does_not_apply, makespan, noted, ns_by_name, refuses
+from recorded import SMALLEST, Program, does_not_apply, makespan, noted, ns_by_name, refusals
 
 from daydream import NotApplicableError
 from daydream.costs import KernelTable
@@ -34,6 +34,10 @@ def recorded(*calls, device=A100, trains=False):
 
 def product(shapes=SQUARE, ns=PRODUCT_NS, dtype="bfloat16", phase="forward"):
     return ("aten::addmm", phase, GEMM, ns, shapes, dtype)
+
+
+def square(device=A100, trains=False):
+    return recorded(product(), device=device, trains=trains)
 
 
 # Pruning
@@ -71,22 +75,6 @@ def test_zeros_anywhere_make_nothing_faster_and_masks_cost_three_passes():
     pruning(graph, sparsity="0.9")
     mask = round(3 * 2 * 1024 * 1024 / RATE)
     assert ns_by_name(graph, phase="forward") == {"mask of weight": SMALLEST + mask, GEMM: PRODUCT_NS}
-    does_not_apply("no dense kernel faster", pruning, recorded(product()), sparsity="0.9")
-    does_not_apply("need no mask", pruning, recorded(product(), trains=True), sparsity="0.9", masks=False)
-
-
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [(T4, "no sparse tensor cores"), (V100, "no sparse tensor cores"), (MI300X, "not modelled")],
-)
-def test_two_of_four_needs_sparse_tensor_cores(device, reason):
-    with pytest.raises(NotApplicableError, match=reason):
-        pruning(recorded(product(), device=device))
-
-
-@pytest.mark.parametrize("sparsity", ["0", "1", "1.5", "-0.5", "nan", "4:8", ""])
-def test_sparsity_is_two_of_four_or_a_fraction(sparsity):
-    refuses("sparsity must be 2:4 or a fraction", pruning, recorded(product()), sparsity=sparsity)
 
 
 # Quantization
@@ -130,10 +118,6 @@ def test_weights_alone_help_what_reads_them():
     )
     graph = recorded(product())  # bound by arithmetic, which stays
     does_not_apply("bound by reading its weight", quantize, graph, operands="weights")
-
-
-def test_int8_needs_units():
-    does_not_apply("no int8 tensor cores", quantize, recorded(product(), device=V100))
 
 
 # Operators on a CPU, with the nodes of their gradients
@@ -193,13 +177,6 @@ def test_replaced_operators_take_their_nodes_along():
     graph = two_layers()
     replace(graph, layer="up", factor=2.0)
     assert work_of(graph) == {**RECORDED, "aten::gelu": 6_000, "aten::gelu_backward": 10_000}
-
-
-def test_a_cost_that_nobody_knows_is_no_prediction():
-    does_not_apply("calibrate --tool", replace, two_layers(), op="^aten::gelu$")
-    refuses("name what is replaced", replace, two_layers())
-    refuses("0 or more", replace, two_layers(), op="gelu", factor=-1)
-    does_not_apply("factor of 1", replace, two_layers(), op="gelu", factor=1.0)
 
 
 # Times measured in place
@@ -272,3 +249,26 @@ def test_masks_and_rounding_on_a_cpu_go_by_its_own_operators():
     assert graph.select(name="mask of gradient").duration_ns.tolist() == [
         pytest.approx(9 * 524_288 / 2, rel=0.01)
     ]
+
+
+test_operators_that_cannot_change_so_are_refused = refusals(
+    globals(),
+    ("pruning", "square 'Tesla T4'", "no sparse tensor cores"),
+    ("pruning", "square 'Tesla V100-SXM2-16GB'", "no sparse tensor cores"),
+    ("pruning", "square 'AMD Instinct MI300X'", "not modelled"),
+    ("pruning sparsity=0.9", "square", "no dense kernel faster"),
+    ("pruning sparsity=0.9 masks=False", "square trains=True", "need no mask"),
+    ("pruning sparsity=0", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=1", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=1.5", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=-0.5", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=nan", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=4:8", "square", "! sparsity must be 2:4 or a fraction"),
+    ("pruning sparsity=", "square", "! sparsity must be 2:4 or a fraction"),
+    ("quantize", "square 'Tesla V100-SXM2-16GB'", "no int8 tensor cores"),
+    ("quantize operands=weights", "square", "bound by reading its weight"),
+    ("replace op=^aten::gelu$", "two_layers", "calibrate --tool"),
+    ("replace", "two_layers", "! name what is replaced"),
+    ("replace op=gelu factor=-1", "two_layers", "! 0 or more"),
+    ("replace op=gelu factor=1", "two_layers", "factor of 1"),
+)

@@ -7,12 +7,11 @@ from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations._substitution import replace
 from daydream.optimizations.compile import compile as compile_
 from graph.small_graphs import kernels, names
-from graph.small_traces import op, trace
-from recorded import Program, does_not_apply, kernel_names, makespan, noted, ns_by_name, refuses
-from shapes import dims
+from graph.small_traces import dims, op, trace
+from recorded import Program, does_not_apply, kernel_names, makespan, noted, ns_by_name, refusals
 
 import daydream
-from daydream import GraphError, build, simulate
+from daydream import build, simulate
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.graph.tables import Lane
 from daydream.model import breaks_of
@@ -75,22 +74,6 @@ def test_only_the_forward_pass_is_a_graph():
     assert len(kernels(graph)) == 9 + 9 + 1
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"layer": "blocks.*", "phase": "optimizer"}, "leave out phase or layer"),
-        ({"phase": "optimizer", "optimizer": False}, "give one"),
-    ],
-)
-def test_parts_that_contradict_each_other_are_refused(options, words):
-    with pytest.raises(GraphError, match=words):
-        cuda_graphs(on_device(), **options)
-
-
-def test_a_layer_that_is_not_there_is_refused():
-    does_not_apply("encoder", cuda_graphs, on_device(), layer="encoder.*")
-
-
 def test_a_call_that_launches_work_of_two_layers_is_no_part_of_a_graph_each():
     graph = on_device()
     first, second = (graph.select(kind="kernel", layer=layer, phase="forward") for layer in LAYERS[:2])
@@ -142,11 +125,6 @@ def test_max_autotune_shortens_products_alone_and_says_what_it_assumes():
     assert other.select(name=rest).duration_ns.tolist() == one.select(name=rest).duration_ns.tolist()
     assert noted(other, "Assumed, not measured")
     assert not noted(one, "Assumed")
-
-
-@pytest.mark.parametrize("options", [{"graph_breaks": -1}, {"product_speedup": 0.0}])
-def test_impossible_options_are_refused(options):
-    refuses("graph_breaks must be 0 or more", compile_, on_device(), **options)
 
 
 # compile on a CPU
@@ -350,14 +328,6 @@ def test_a_mask_is_stored_where_nothing_keeps_what_a_relu_returns(behind, shapes
     assert added.sum() == pytest.approx(STORE_NS * ROWS * WIDE if stored else 0)
 
 
-@pytest.mark.parametrize("layer", ["lstm", None])
-def test_nothing_left_to_compile_is_refused(layer):
-    program = Program()
-    call(program, "aten::lstm", "forward", 90_000, None, layer=layer)
-    call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer=layer and "act")
-    does_not_apply("LSTM, GRU, RNN", compile_, program.graph(vendor="cpu"))
-
-
 @pytest.mark.parametrize(("breaks", "share"), [(0, 0.0), (1, 0.5), (2, 1.0), (5, 1.0)])
 def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(breaks, share):
     program = Program()
@@ -370,6 +340,13 @@ def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(break
     tasks = graph.select(phase="forward")
     added = masks_ns(tasks, tasks.where(within="addmm"), breaks)
     assert added.sum() == pytest.approx(2 * share * STORE_NS * ROWS * WIDE)
+
+
+def lstm(layer="lstm"):
+    program = Program()
+    call(program, "aten::lstm", "forward", 90_000, None, layer=layer)
+    call(program, "aten::tanh", "forward", 20_000, ACTIVATION, layer=layer and "act")
+    return program.graph(vendor="cpu")
 
 
 # Attention, masks behind graph breaks, layouts of convolutions
@@ -462,20 +439,6 @@ def test_without_breaks_what_wraps_the_graphs_is_there_once_and_their_kernels_st
     does_not_apply("compiled code already", compile_, broken(), graph_breaks=2)
 
 
-@pytest.mark.parametrize("function", ["CompiledFunction", "MyFunction"])
-def test_which_part_of_the_node_of_a_whole_call_is_an_operators_is_not_known(function):
-    does_not_apply(
-        "which of it is theirs is not recorded", replace, whole_call(function), op="^aten::norm$", factor=0.5
-    )
-    does_not_apply(
-        "which of it is theirs is not recorded",
-        replace,
-        whole_call(function, layers=False),
-        layer="norm",
-        factor=0.5,
-    )
-
-
 def test_an_operator_of_a_library_is_one_operation_whatever_kernels_it_calls():
     # aten::convolution has one derivative, also where the choice leaves out the bias that it adds
     graph = whole_call("aten::whole")
@@ -502,3 +465,35 @@ def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
     at = {int(task): place for place, task in enumerate(timeline.task)}
     update, transfer = (at[int(some.ids[0])] for some in (graph.select(phase="optimizer"), reduced))
     assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
+
+
+test_what_is_not_compiled_or_captured_is_refused = refusals(
+    globals(),
+    ("cuda-graphs layer=blocks.* phase=optimizer", "on_device", "! leave out phase or layer"),
+    ("cuda-graphs phase=optimizer optimizer=False", "on_device", "! give one"),
+    ("cuda-graphs layer=encoder.*", "on_device", "encoder"),
+    ("compile graph_breaks=-1", "on_device", "! graph_breaks must be 0 or more"),
+    ("compile product_speedup=0", "on_device", "! graph_breaks must be 0 or more"),
+    ("compile", "lstm", "LSTM, GRU, RNN"),
+    ("compile", "lstm None", "LSTM, GRU, RNN"),
+    (
+        "replace op=^aten::norm$ factor=0.5",
+        "whole_call CompiledFunction",
+        "which of it is theirs is not recorded",
+    ),
+    (
+        "replace layer=norm factor=0.5",
+        "whole_call CompiledFunction layers=False",
+        "which of it is theirs is not recorded",
+    ),
+    (
+        "replace op=^aten::norm$ factor=0.5",
+        "whole_call MyFunction",
+        "which of it is theirs is not recorded",
+    ),
+    (
+        "replace layer=norm factor=0.5",
+        "whole_call MyFunction layers=False",
+        "which of it is theirs is not recorded",
+    ),
+)

@@ -5,18 +5,18 @@ import pytest
 from daydream.optimizations._hardware import MODEL_ERROR, bank_conflicts, cpu, gpu, pcie, roofline
 from daydream.optimizations.autocast import amp, autocast
 from graph.small_graphs import kernels, put
+from graph.small_traces import kernel, trace
 from recorded import (
     Program,
-    does_not_apply,
     kernel_ns,
     makespan,
     noted,
-    refuses,
+    refusals,
     thread_and_stream,
     wait_before,
 )
 
-from daydream import Graph, GraphError, NotApplicableError, Trace, build
+from daydream import Graph, NotApplicableError, build
 from daydream.costs import bound, counted_kind, find_device, retime, under_load
 from daydream.costs.device.retime import rule_of
 from daydream.predict import graph_diff
@@ -51,12 +51,6 @@ def test_no_step_gains_more_than_its_cpu_does():
         put(graph, "work", "main", 300, gap_ns=10)
     cpu(graph, speedup=1000)
     assert makespan(graph) == 3 * 1 + 2 * 1
-
-
-def test_cpus_that_are_no_question_are_refused():
-    refuses("more than 0", cpu, Graph(), speedup=0)
-    does_not_apply("as it is", cpu, thread_and_stream("k 5 forward"), speedup=1)
-    does_not_apply("work on the CPU", cpu, Graph(), speedup=2)
 
 
 # GPU
@@ -97,28 +91,6 @@ def test_a_gpu_by_a_factor_leaves_the_link_alone():
     graph = v100_program().graph()
     gpu(graph, speedup=2)
     assert makespan(graph) == BEGIN + 6_400 + 905_000
-
-
-def test_gpus_that_cannot_be_asked_for_are_refused():
-    graph = v100_program().graph(devices=V100)
-    with pytest.raises(GraphError, match="one of them"):
-        gpu(graph)
-    with pytest.raises(GraphError, match="one of them"):
-        gpu(graph, to="h100", speedup=2)
-    with pytest.raises(NotApplicableError, match="V100 SXM2 already"):
-        gpu(graph, to="v100")
-    with pytest.raises(NotApplicableError, match="unknown GPU"):
-        gpu(graph, to="z9")
-    with pytest.raises(NotApplicableError, match="as it is"):
-        gpu(graph, speedup=1)
-    with pytest.raises(GraphError, match="more than 0"):
-        gpu(graph, speedup=0)
-    with pytest.raises(NotApplicableError, match="does not name its GPU"):
-        gpu(v100_program().graph(), to="h100")
-    on_cpu = Program()
-    on_cpu.op("aten::mm", "forward")
-    with pytest.raises(NotApplicableError, match="recorded on a CPU"):
-        gpu(on_cpu.graph(), to="h100")
 
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
@@ -205,18 +177,35 @@ def test_each_direction_goes_from_its_own_rate():
     assert graph.select(kind="memcpy").duration_ns.tolist() == [4 * MIB / 16, 4 * MIB / 16]
 
 
-def test_links_that_are_no_question_are_refused():
-    graph = copies((PINNED, 4 * MIB, 4 * MIB // 8))
-    does_not_apply("8 GB/s already", pcie, graph, bandwidth=8)
-    refuses("more than 0", pcie, graph, bandwidth=0)
-    does_not_apply(
-        "not known; give --recorded", pcie, copies((PAGEABLE, 2 * MIB, 2 * MIB // 4)), bandwidth=16
-    )
-    does_not_apply("copies between CPU and device", pcie, thread_and_stream("k 5 forward"), bandwidth=16)
-
-
 def test_products_of_unknown_type_are_at_least_as_uncertain_as_other_kernels():
     assert graph_diff.MODEL_ERROR["kernels"] == MODEL_ERROR
+
+
+def v100():
+    return v100_program().graph(devices=V100)
+
+
+def unknown():
+    return v100_program().graph()
+
+
+def on_cpu():
+    program = Program()
+    program.op("aten::mm", "forward")
+    return program.graph()
+
+
+def pinned():
+    return copies((PINNED, 4 * MIB, 4 * MIB // 8))
+
+
+def pageable():
+    return copies((PAGEABLE, 2 * MIB, 2 * MIB // 4))
+
+
+def counted(kind="none"):
+    counts = {"none": None, "plain": at(0.5, 0.5), "zero": conflicts(0)}
+    return build(recorded(("a", 100 * US, counts[kind]), ("b", 50 * US, None)))
 
 
 # What counters decide: twelve kernels around the ridge by hand, and what each optimization makes of them
@@ -229,31 +218,15 @@ US = 1_000
 
 def recorded(*kernels, device="NVIDIA A100-SXM4-80GB"):
     """A trace of kernels (name, ns, counters or None), one after the other, all of float32."""
-    count, names = len(kernels), list(dict.fromkeys(name for name, _, _ in kernels))
-    duration = np.array([ns for _, ns, _ in kernels])
-    end = np.cumsum(duration)
-    columns = {
-        "kind": np.zeros(count, np.int32), "name": np.array([names.index(name) for name, *_ in kernels]),
-        "start_ns": end - duration, "duration_ns": duration, "stream": np.full(count, 7),
-        "step": np.zeros(count),
-        "device": np.zeros(count), "correlation": np.arange(count), "dtype": np.zeros(count, np.int32),
-        "phase": np.zeros(count, np.int32), "rank": np.zeros(count),
-    }  # fmt: skip
-    counters = [
-        {"name": name, "rank": 0, "correlation": at, "flop": told.get("flop"),
-         "bytes": told.get("dram_bytes"),
-         "amounts": told}
-        for at, (name, _, told) in enumerate(kernels) if told is not None
-    ]  # fmt: skip
-    metadata = {
-        "notes": [], "counters": counters, "devices": [{"id": 0, "name": device, "multiprocessors": 108}],
-        "steps": [{"name": "s", "start_ns": 0, "end_ns": int(end[-1]), "covered": True,
-                   "measured_ns": int(end[-1])}],
-    }  # fmt: skip
-    columns = {name: np.asarray(values).astype(np.int64) if values.dtype == float else values
-               for name, values in columns.items()}  # fmt: skip
-    texts = {"kind": ["kernel"], "name": names, "dtype": ["float32"], "phase": ["forward"]}
-    return Trace(columns, texts, metadata)
+    rows, counters, end = [], [], 0
+    for number, (name, ns, told) in enumerate(kernels):
+        begin, end = end, end + ns
+        rows.append(kernel(name, begin / US, end / US, number, dtype="float32", phase="forward"))
+        if told is not None:
+            counters.append({"name": name, "rank": 0, "correlation": number, "flop": told.get("flop"),
+                             "bytes": told.get("dram_bytes"), "amounts": told})  # fmt: skip
+    devices = [{"id": 0, "name": device, "multiprocessors": 108}]
+    return trace(rows, steps=(0, end / US), notes=[], counters=counters, devices=devices)
 
 
 def device_ns(kernels):
@@ -344,18 +317,6 @@ def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
     assert "1 kernels (25.0% of the time) have no counters" in note
 
 
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        (None, "no kernel has counters"), (at(0.5, 0.5), "no kernel has counters"),
-        (conflicts(0), "have no bank conflicts"),
-    ],
-)  # fmt: skip
-def test_without_conflict_counters_it_is_refused(counts, said):
-    with pytest.raises(NotApplicableError, match=said):
-        bank_conflicts(build(recorded(("a", 100 * US, counts), ("b", 50 * US, None))))
-
-
 def test_the_roofline_by_hand():
     work = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
                ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
@@ -366,11 +327,6 @@ def test_the_roofline_by_hand():
     assert (b, c, tiny) == (100 * US, 100 * US, 2_000)  # better already, unknown, smallest
     assert 2_000 <= d < 25 * US  # the fixed cost of any kernel
     assert "Unknown, and left as they are: 2 (25.4%)" in graph.facts.notes[-1]
-
-
-@pytest.mark.parametrize("reach", [0, -1, 1.01, float("nan")])
-def test_a_reach_is_a_part(reach):
-    refuses("above 0 and at most 1", roofline, build(recorded(("a", 100, None))), reach=reach)
 
 
 def test_the_range_covers_what_an_unknown_element_type_may_be():
@@ -389,3 +345,30 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)
     said = "Products of unknown element type take 50.0% of the kernels' time"
     assert noted(graph, said)
+
+
+test_other_hardware_that_is_no_question_is_refused = refusals(
+    globals(),
+    ("cpu speedup=0", "Graph", "! more than 0"),
+    ("cpu speedup=1", "thread_and_stream 'k 5 forward'", "as it is"),
+    ("cpu speedup=2", "Graph", "work on the CPU"),
+    ("gpu", "v100", "! one of them"),
+    ("gpu to=h100 speedup=2", "v100", "! one of them"),
+    ("gpu to=v100", "v100", "V100 SXM2 already"),
+    ("gpu to=z9", "v100", "unknown GPU"),
+    ("gpu speedup=1", "v100", "as it is"),
+    ("gpu speedup=0", "v100", "! more than 0"),
+    ("gpu to=h100", "unknown", "does not name its GPU"),
+    ("gpu to=h100", "on_cpu", "recorded on a CPU"),
+    ("pcie bandwidth=8", "pinned", "8 GB/s already"),
+    ("pcie bandwidth=0", "pinned", "! more than 0"),
+    ("pcie bandwidth=16", "pageable", "not known; give --recorded"),
+    ("pcie bandwidth=16", "thread_and_stream 'k 5 forward'", "copies between CPU and device"),
+    ("roofline reach=0", "counted", "! above 0 and at most 1"),
+    ("roofline reach=-1", "counted", "! above 0 and at most 1"),
+    ("roofline reach=1.01", "counted", "! above 0 and at most 1"),
+    ("roofline reach=nan", "counted", "! finite"),
+    ("bank-conflicts", "counted none", "no kernel has counters"),
+    ("bank-conflicts", "counted plain", "no kernel has counters"),
+    ("bank-conflicts", "counted zero", "have no bank conflicts"),
+)

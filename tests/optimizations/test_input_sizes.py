@@ -3,22 +3,26 @@
 from math import isnan, prod
 
 import pytest
-from daydream.optimizations._hardware import scale
-from daydream.optimizations._layers import add_layers, remove_layers
-from daydream.optimizations._optimizer import fused_adam
-from daydream.optimizations._substitution import metaflow
 from daydream.optimizations.batch_size import batch_size, sequence_length
-from daydream.optimizations.checkpointing import checkpointing
 from daydream.optimizations.gradient_accumulation import gradient_accumulation
-from daydream.optimizations.pipeline import input_bytes, pipeline
+from daydream.optimizations.pipeline import input_bytes
 from daydream.optimizations.tensor_parallel import Divided
 from graph.small_graphs import kernels, put
 from graph.small_traces import launched, trace
-from recorded import Program, does_not_apply, kernel_ns, makespan, noted, of_calls, refuses, thread_and_stream
+from recorded import (
+    Program,
+    change,
+    kernel_ns,
+    makespan,
+    noted,
+    of_calls,
+    refusals,
+    thread_and_stream,
+)
 from shared import shared_replay
 from test_model_parallel import transformer
 
-from daydream import Graph, GraphError, NotApplicableError
+from daydream import Graph
 from daydream.costs import work
 from daydream.costs.device.call_scaling import link_bandwidth
 from daydream.costs.device.input_sizes import (
@@ -44,6 +48,10 @@ BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of th
 def grown(graph):
     """Return by how much the time above the fixed cost of 5 us grew."""
     return [round(float(ns - 5_000) / 75_000, 2) for ns in kernel_ns(graph)]
+
+
+PATCHES = "conv2d 12x3x8x8 16x3x8x8 16, relu 12x16x1x1" + ", linear 2x6x16 16x16 16" * 3
+SIX = "linear 2x6x24 12x24 12"
 
 
 def attention(tokens=10):
@@ -75,32 +83,6 @@ def test_a_length_that_heads_or_features_have_too_is_told_by_where_it_stands(tok
     assert grown(graph) == [3, 9, 9, 3, 3, 1, 1]
 
 
-def test_only_between_the_products_of_an_attention_tokens_stand_twice():
-    # Heads as wide as the sequence is long: keys and values look like scores.
-    heads, product = [2, 2, 8, 8], ("bmm", "4x8x8 4x8x8")
-    copied = ("copy_", [heads, heads])
-    graph = of_calls(
-        "linear 2x8x16 16x16 16",
-        copied,  # keys
-        product,
-        ("mul", [heads, []]),
-        ("_softmax", [heads, [], []]),
-        copied,  # values
-        product,
-        copied,
-    )
-    sequence_length(graph, length=24)
-    assert grown(graph) == [3, 3, 9, 9, 9, 3, 9, 3]
-
-
-def test_a_length_that_is_a_convolutions_channels_too_is_refused():
-    graph = of_calls(
-        "conv1d 2x8x8 8x8x1 8",
-        "relu 2x8x8",  # shows the convolution's output
-    )
-    does_not_apply("channels of size 8 too", sequence_length, graph, length=16, recorded=8)
-
-
 def test_tokens_picked_for_an_expert_grow_with_all_tokens():
     graph = of_calls(
         "linear 4x5x16 3x16 3",  # the router
@@ -116,11 +98,50 @@ def test_tokens_picked_for_an_expert_grow_with_all_tokens():
     assert no_rows == 1
 
 
-def test_lengths_that_are_no_question_are_refused():
-    does_not_apply("10 tokens already", sequence_length, attention(), length=10)
-    refuses("1 or more", sequence_length, attention(), length=0)
-    does_not_apply("sequence length", sequence_length, of_calls(("linear", None)), length=10)
-    does_not_apply("forward or backward", sequence_length, Graph(), length=10)
+GROWN = {  # calls; change; by how much each grows
+    # Heads as wide as the sequence is long: keys and values, which are copied, look like scores.
+    "only between the products of an attention tokens stand twice": (
+        (
+            "linear 2x8x16 16x16 16, copy_ 2x2x8x8 2x2x8x8, bmm 4x8x8 4x8x8, mul 2x2x8x8 -, "
+            "_softmax 2x2x8x8 - -, copy_ 2x2x8x8 2x2x8x8, bmm 4x8x8 4x8x8, copy_ 2x2x8x8 2x2x8x8"
+        ),
+        "sequence-length length=24",
+        [3, 3, 9, 9, 9, 3, 9, 3],
+    ),
+    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
+    "patches": (PATCHES, "batch-size factor=2 recorded=2", [2] * 5),
+    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
+    "a feature size that is a multiple of the batch stays": (
+        "linear 4x5x16 64x16 64, mul 12x12 -, fill_ 1x64 - backward, add 4x5x64 4x5x64",
+        "batch-size factor=2",
+        [2, 1, 1, 2],
+    ),
+    # 2 sequences of 6 tokens, or 6 tokens of each of 2 sequences
+    "of two sizes seen equally often the given one is taken": (
+        (
+            "scaled_dot_product_attention 2x6x40x8 2x6x40x8 2x6x40x8, "
+            "scaled_dot_product_attention 4x6x10x8 4x6x10x8 4x6x10x8"
+        ),
+        "batch-size factor=2 recorded=2",
+        [2, 2],
+    ),
+    "a batch of 2": (SIX, "batch-size factor=2 recorded=2", [2]),
+    "a batch of 6": (SIX, "batch-size factor=2 recorded=6", [2]),
+}
+
+
+def of(calls):
+    return of_calls(*calls.split(", "))
+
+
+@pytest.mark.parametrize("case", GROWN)
+def test_what_grows(case):
+    calls, text, factors = GROWN[case]
+    assert grown(change(of(calls), text)) == factors
+
+
+def without_shapes():
+    return of_calls(("linear", None))
 
 
 def training_by_shapes():
@@ -132,10 +153,6 @@ def training_by_shapes():
     p.op("aten::add_", "backward", ("add", ns), shapes="32x16 32x16")  # its accumulation
     p.op("aten::add_", "optimizer", ("update", ns), shapes="32x16 32x16")
     return p.graph()
-
-
-def test_a_batch_of_no_whole_number_is_refused():
-    refuses("not a whole number", batch_size, training_by_shapes(), factor=0.3)
 
 
 # Products without a bias: which of their sizes is the batch
@@ -188,41 +205,7 @@ def test_pairs_of_tokens_grow_as_the_square_of_the_length():
     assert growth(graph, 8, 24).nbytes.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_of_two_sizes_seen_equally_often_none_is_taken():
-    graph = of_calls(
-        ("scaled_dot_product_attention", [[2, 6, 40, 8]] * 3),
-        ("scaled_dot_product_attention", [[4, 6, 10, 8]] * 3),
-    )
-    does_not_apply(r"as many calls show 10 as 40\.\n.*--recorded", sequence_length, graph, length=20)
-    does_not_apply("batch size: as many calls show 2 as 4", batch_size, graph, factor=2)
-    batch_size(graph, factor=2, recorded=2)
-
-
 # Which size is meant
-
-
-@pytest.mark.parametrize(("recorded", "held"), [(2, True), (6, True), (3, False)])
-def test_a_batch_that_no_shape_holds_is_refused(recorded, held):
-    # 2 sequences of 6 tokens, or 6 tokens of each of 2 sequences; 12 and 24 are 3 times something, too.
-    graph = of_calls("linear 2x6x24 12x24 12")
-    if held:
-        batch_size(graph, factor=2, recorded=recorded)
-    else:
-        does_not_apply(
-            r"no recorded shape has a batch of 3: .* 2", batch_size, graph, factor=2, recorded=recorded
-        )
-
-
-def test_a_batch_of_patches_that_layers_do_not_hold_is_asked_for():
-    # 12 patches, 6 of each of 2 samples, are embedded by a convolution; the layers see 2 x 6 tokens.
-    graph = of_calls(
-        "conv2d 12x3x8x8 16x3x8x8 16",
-        "relu 12x16x1x1",
-        *[("linear", "2x6x16 16x16 16")] * 3,
-    )
-    does_not_apply(r"patches or frames.*--recorded", batch_size, graph, factor=2)
-    batch_size(graph, factor=2, recorded=2)
-    assert grown(graph) == [2, 2, 2, 2, 2]
 
 
 # Work without shapes
@@ -260,27 +243,21 @@ def grids_of_a_step(length=64, heads=6, width=80):
     )
 
 
-def test_grids_without_scores_do_not_tell_a_length():
+def without_scores():
     graph = grids_of_a_step()
     graph.select(name="SoftMax|64x64").remove()
-    does_not_apply("--recorded", sequence_length, graph, length=128)
-    sequence_length(graph, length=128, recorded=64)
-    assert max(grown(graph)) == 2
-
-
-def test_a_length_that_grids_contradict_is_refused():
-    refuses("sequences of 64", sequence_length, grids_of_a_step(), length=128, recorded=32)
+    return graph
 
 
 # Public traces, where their layout decides the answer
 
 
-@pytest.mark.parametrize("name", ["vllm_decode_graph_replay", "mi300x_sglang_decode_graph_replay"])
-@pytest.mark.parametrize("factor", [0.5, 2])
-def test_decoding_by_replayed_graphs_is_refused(name, factor):
-    does_not_apply(
-        "no shapes show how", batch_size, shared_replay(f"kineto/{name}.json.gz").graph.copy(), factor=factor
-    )
+def test_a_length_that_grids_do_not_tell_can_be_given():
+    assert max(grown(change(without_scores(), "sequence-length length=128 recorded=64"))) == 2
+
+
+def decoding(name):
+    return shared_replay(f"kineto/{name}decode_graph_replay.json.gz").graph.copy()
 
 
 # What a larger batch or longer sequences leave for the optimizations behind them, worked out by hand
@@ -355,11 +332,10 @@ PASSES = 10 + 20 + 3 + 40 + 30
 # Gradient accumulation
 
 
-@pytest.mark.parametrize("steps", [2, 3, 4])
-def test_accumulation_repeats_all_but_the_optimizer(steps):
-    graph = cpu_step(2)
-    gradient_accumulation(graph, batches=steps)
-    assert makespan(graph) == 2 * (steps * (5 + PASSES) + 7)
+@pytest.mark.parametrize("batches", [2, 3, 4])
+def test_accumulation_repeats_all_but_the_optimizer(batches):
+    graph = change(cpu_step(2), f"gradient-accumulation batches={batches}")
+    assert makespan(graph) == 2 * (batches * (5 + PASSES) + 7)
     assert len(graph.select(phase="optimizer")) == 2
 
 
@@ -382,28 +358,10 @@ def test_gradients_are_reduced_once():
     assert makespan(graph) == 2 * 5 + PASSES + (10 + 20 + 3 + 40) + 100 + 7
 
 
-def test_accumulation_needs_a_training_step():
-    refuses("2 or more", gradient_accumulation, cpu_step(), batches=1)
-    does_not_apply("backward", gradient_accumulation, thread_and_stream("f 50 forward"))
-    does_not_apply("optimizer", gradient_accumulation, thread_and_stream("b 50 backward"))
-
-
 # Checkpointing
 
 
 # Fewer layers
-
-
-@pytest.mark.parametrize("what", [checkpointing, remove_layers])
-def test_layers_that_are_not_there_are_refused(what):
-    with pytest.raises(NotApplicableError, match="layers 'c'"):
-        what(cpu_step(), layers="c")
-
-
-def test_checkpointing_needs_a_backward_pass():
-    graph = cpu_step()
-    graph.select(phase="backward").remove()
-    does_not_apply("both forward and backward", checkpointing, graph)
 
 
 # Batch size
@@ -422,15 +380,13 @@ def test_kernels_copies_and_loading_grow_with_the_batch_and_the_optimizer_stays(
     assert makespan(graph) == 100 * factor + 4 + 40 * factor + 2 * (5_000 + 75_000 * factor) + 80_000
 
 
-def test_a_batch_that_is_no_question_is_refused():
-    for what in (scale, batch_size):
-        with pytest.raises(NotApplicableError, match="as it is"):
-            what(cpu_step(), factor=1)
-    refuses("more than 0", batch_size, cpu_step(), factor=0)
-    does_not_apply("forward or backward", batch_size, thread_and_stream("o 20 optimizer"), factor=2)
-
-
 # Values of options that make no sense are refused in a line that names the option
+
+
+def without_backward():
+    graph = cpu_step()
+    graph.select(phase="backward").remove()
+    return graph
 
 
 def two_blocks():
@@ -444,42 +400,6 @@ def two_blocks():
     ):
         put(graph, name, "main", duration, phase=phase, layer=layer, step=0)
     return graph
-
-
-@pytest.mark.parametrize(
-    ("optimization", "options", "words"),
-    [
-        (fused_adam, {"memory_speedup": 0.0}, "memory_speedup must be above 0, not 0"),
-        (sequence_length, {"length": 8, "recorded": -2}, "recorded must be 1 or more, not -2"),
-        (pipeline, {"activation_mb": -1.0}, "activation_mb must be 0 or more, not -1"),
-        (add_layers, {"count": 1_000_000_000}, "count 1,000,000,000 would add .* tasks"),
-        (gradient_accumulation, {"batches": 10**9}, "batches 1,000,000,000 would add 2,999,999,997 tasks"),
-    ],
-)
-def test_it_names_the_option(optimization, options, words):
-    graph = two_blocks()
-    with pytest.raises(GraphError, match=words) as refused:
-        optimization(graph, **options)
-    assert not isinstance(refused.value, NotApplicableError)
-    assert graph.ids.tolist() == [0, 1, 2, 3]
-
-
-def test_layers_times_one_are_the_same_layers():
-    does_not_apply(
-        "a factor of 1 leaves the layers as they are", metaflow, two_blocks(), layers="blocks.*", factor=1.0
-    )
-
-
-def test_a_feature_size_that_is_a_multiple_of_the_batch_stays():
-    # 64 features are 16 x 4 samples, and a table of 12 x 12 is no batch either.
-    graph = of_calls(
-        "linear 4x5x16 64x16 64",
-        "mul 12x12 -",
-        "fill_ 1x64 - backward",
-        "add 4x5x64 4x5x64",
-    )
-    batch_size(graph, factor=2)
-    assert grown(graph) == [2, 1, 1, 2]
 
 
 def test_sequence_first_layouts_do_not_hide_the_batch():
@@ -567,3 +487,73 @@ def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     copies = graph.select(kind="memcpy")
     assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
     assert link_bandwidth(graph) == pytest.approx(2.0)
+
+
+test_sizes_that_are_no_question_are_refused = refusals(
+    globals(),
+    (
+        "sequence-length length=16 recorded=8",
+        "of 'conv1d 2x8x8 8x8x1 8, relu 2x8x8'",
+        "channels of size 8 too",
+    ),
+    ("sequence-length length=10", "attention", "10 tokens already"),
+    ("sequence-length length=0", "attention", "! 1 or more"),
+    ("sequence-length length=10", "without_shapes", "sequence length"),
+    ("sequence-length length=10", "Graph", "forward or backward"),
+    ("batch-size factor=0.3", "training_by_shapes", "! not a whole number"),
+    (
+        "sequence-length length=20",
+        (
+            "of 'scaled_dot_product_attention 2x6x40x8 2x6x40x8 2x6x40x8, "
+            "scaled_dot_product_attention 4x6x10x8 4x6x10x8 4x6x10x8'"
+        ),
+        r"as many calls show 10 as 40\.\n.*--recorded",
+    ),
+    (
+        "batch-size factor=2",
+        (
+            "of 'scaled_dot_product_attention 2x6x40x8 2x6x40x8 2x6x40x8, "
+            "scaled_dot_product_attention 4x6x10x8 4x6x10x8 4x6x10x8'"
+        ),
+        "batch size: as many calls show 2 as 4",
+    ),
+    (
+        "batch-size factor=2 recorded=3",
+        "of 'linear 2x6x24 12x24 12'",
+        "no recorded shape has a batch of 3: .* 2",
+    ),
+    (
+        "batch-size factor=2",
+        (
+            "of 'conv2d 12x3x8x8 16x3x8x8 16, relu 12x16x1x1, linear 2x6x16 16x16 16, linear "
+            "2x6x16 16x16 16, linear 2x6x16 16x16 16'"
+        ),
+        "patches or frames.*--recorded",
+    ),
+    ("sequence-length length=128 recorded=32", "grids_of_a_step", "! sequences of 64"),
+    ("sequence-length length=128", "without_scores", "--recorded"),
+    ("batch-size factor=0.5", "decoding vllm_", "no shapes show how"),
+    ("batch-size factor=2", "decoding vllm_", "no shapes show how"),
+    ("batch-size factor=0.5", "decoding mi300x_sglang_", "no shapes show how"),
+    ("batch-size factor=2", "decoding mi300x_sglang_", "no shapes show how"),
+    ("checkpointing layers=c", "cpu_step", "layers 'c'"),
+    ("remove-layers layers=c", "cpu_step", "layers 'c'"),
+    ("checkpointing", "without_backward", "both forward and backward"),
+    ("gradient-accumulation batches=1", "cpu_step", "! 2 or more"),
+    ("gradient-accumulation", "thread_and_stream 'f 50 forward'", "backward"),
+    ("gradient-accumulation", "thread_and_stream 'b 50 backward'", "optimizer"),
+    ("scale factor=1", "cpu_step", "as it is"),
+    ("batch-size factor=1", "cpu_step", "as it is"),
+    ("batch-size factor=0", "cpu_step", "! more than 0"),
+    ("batch-size factor=2", "thread_and_stream 'o 20 optimizer'", "forward or backward"),
+    ("fused-adam memory_speedup=0", "two_blocks", "! memory_speedup must be above 0, not 0"),
+    ("sequence-length length=8 recorded=-2", "two_blocks", "! recorded must be 1 or more, not -2"),
+    ("pipeline activation_mb=-1", "two_blocks", "! activation_mb must be 0 or more, not -1"),
+    ("add-layers count=1000000000", "two_blocks", "! count 1,000,000,000 would add .* tasks"),
+    (
+        "gradient-accumulation batches=1000000000",
+        "two_blocks",
+        "! batches 1,000,000,000 would add 2,999,999,997 tasks",
+    ),
+    ("metaflow layers=blocks.* factor=1", "two_blocks", "a factor of 1 leaves the layers as they are"),
+)

@@ -5,11 +5,19 @@ import pytest
 from daydream.optimizations._input import dataloader, pinned_memory, prefetch
 from graph.small_graphs import named, names, put
 from graph.small_traces import call, launched, note, trace
-from recorded import does_not_apply, makespan, refuses, thread_and_stream, wait_before
+from recorded import (
+    answers,
+    change,
+    does_not_apply,
+    makespan,
+    refusals,
+    thread_and_stream,
+    wait_before,
+)
 from shared import shared_replay, shared_trace
 
 import daydream
-from daydream import Graph, GraphError, NotApplicableError, Trace
+from daydream import Graph, NotApplicableError, Trace
 from daydream.transforms.registry import find
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -27,53 +35,13 @@ def two_batches():
     return graph
 
 
-def test_loading_is_hidden_but_for_fetching_the_batch():
-    graph = two_batches()
-    assert makespan(graph) == 2 * (50 + 20)
-    dataloader(graph, get_ms=FETCH)
-    assert makespan(graph) == 2 * (5 + 20)
-
-
-@pytest.mark.parametrize(
-    ("workers", "end"),
-    [
-        (1, 100 + 5 + 20),  # batches at 50 and 100; the second is what the second step waits for
-        (2, 25 + 5 + 20 + 5 + 20),  # batches at 25 and 50: the second is there at 50, when it is asked for
-        (5, 10 + 5 + 20 + 5 + 20),
-    ],
-)
-def test_too_few_workers_hold_up_the_step(workers, end):
-    graph = two_batches()
-    dataloader(graph, workers=workers, get_ms=FETCH)
-    assert makespan(graph) == end
-    assert set(graph.select(phase="data", name="load").lane) == {"loader workers"}
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"workers": 0}, GraphError, "1 or more"),
-        (
-            {},
-            NotApplicableError,
-            "no step waits longer than 0.00 ms",
-        ),  # 50 ns are less than the default of 1.5 ms
-    ],
-)
-def test_what_cannot_be_loaded_otherwise_is_refused(options, error, words):
-    with pytest.raises(error, match=words):
-        dataloader(two_batches(), **options)
-
-
-def test_a_trace_without_loading_is_refused():
-    does_not_apply("no loading of data", dataloader, thread_and_stream("k 10 forward"))
-
-
 def test_several_threads_that_load_are_no_work_of_the_main_thread():
     graph = two_batches()
     for step in (0, 1):
         put(graph, "load", "pipeline", 60, phase="data", step=step)
     dataloader(graph.copy(), get_ms=FETCH)
+    by_workers = change(two_batches(), f"dataloader workers=2 get_ms={FETCH}")
+    assert set(by_workers.select(phase="data", name="load").lane) == {"loader workers"}
     does_not_apply("several threads load already", dataloader, graph, workers=2, get_ms=FETCH)
 
 
@@ -94,6 +62,10 @@ def test_where_workers_load_already_their_cost_is_unknown():
 
 
 # Copies
+
+
+def pinned():
+    return change(a_blocking_copy(), "pinned-memory bandwidth=10")
 
 
 def a_blocking_copy():
@@ -125,18 +97,6 @@ def test_a_pinned_copy_does_not_hold_up_the_thread():
     assert makespan(graph) == 4 + 10 + 20
     assert len(graph.select(kind="cpu").waiting()) == 0
     assert names(graph.select(kind="memcpy")) == "Memcpy HtoD (Pinned -> Device)"
-
-
-def test_copies_that_are_pinned_already_are_refused():
-    graph = a_blocking_copy()
-    pinned_memory(graph, bandwidth=10.0)
-    does_not_apply("pinned memory already", pinned_memory, graph, bandwidth=10.0)
-    does_not_apply("no copies to the device", pinned_memory, thread_and_stream("k 20 forward"))
-    refuses("above 0", pinned_memory, a_blocking_copy(), bandwidth=-1.0)
-
-
-def test_an_unknown_device_needs_a_bandwidth():
-    does_not_apply("--bandwidth", pinned_memory, a_blocking_copy())
 
 
 def test_a_prefetched_batch_costs_the_step_nothing():
@@ -245,3 +205,41 @@ def test_a_wait_for_workers_keeps_its_length_unless_they_set_the_pace(wait, whol
     predicted = daydream.whatif(replay, "scale", on="gpu", factor=0.5)
     assert predicted.predicted_ns == pytest.approx(faster * 1e3, rel=0.02)
     assert predicted.predicted_high_ns >= 0.999e3 * whole
+
+
+test_loading_and_copies = answers(
+    globals(),
+    {
+        "loading is hidden but for fetching the batch": (
+            "two_batches",
+            "dataloader get_ms=5e-6",
+            "140 to 50, CPU 50, 0 launches: ",
+        ),
+        "batches at 50 and 100 hold up the step": (
+            "two_batches",
+            "dataloader workers=1 get_ms=5e-6",
+            "140 to 125, CPU 150, 0 launches: ",
+        ),
+        "the second batch is there at 50, when it is asked for": (
+            "two_batches",
+            "dataloader workers=2 get_ms=5e-6",
+            "140 to 75, CPU 100, 0 launches: ",
+        ),
+        "workers enough": (
+            "two_batches",
+            "dataloader workers=5 get_ms=5e-6",
+            "140 to 60, CPU 70, 0 launches: ",
+        ),
+    },
+)
+
+test_what_cannot_be_loaded_or_copied_otherwise_is_refused = refusals(
+    globals(),
+    ("dataloader workers=0", "two_batches", "! 1 or more"),
+    ("dataloader", "two_batches", "no step waits longer than 0.00 ms"),
+    ("dataloader", "thread_and_stream 'k 10 forward'", "no loading of data"),
+    ("pinned-memory bandwidth=10", "pinned", "pinned memory already"),
+    ("pinned-memory bandwidth=10", "thread_and_stream 'k 20 forward'", "no copies to the device"),
+    ("pinned-memory bandwidth=-1", "a_blocking_copy", "! above 0"),
+    ("pinned-memory", "a_blocking_copy", "--bandwidth"),
+)

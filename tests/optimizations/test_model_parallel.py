@@ -4,9 +4,9 @@ import pytest
 from daydream.optimizations.pipeline import pipeline
 from daydream.optimizations.tensor_parallel import Divided, tensor_parallel
 from graph.small_graphs import put
-from recorded import Program, does_not_apply, kernel_ns, makespan, noted
+from recorded import Program, change, kernel_ns, makespan, noted, refusals
 
-from daydream import Graph, GraphError, NotApplicableError, simulate
+from daydream import Graph, simulate
 from daydream.world.compose import in_order, passes_of_stages
 
 BEGIN = 2 + 4  # an operator's own time before its launch, and the latency of the launch
@@ -182,33 +182,8 @@ def test_without_device_work_operators_keep_their_overhead_and_threads_wait():
     assert makespan(graph) == whole + 4 * SUM
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "words"),
-    [
-        (transformer, {"degree": 0}, GraphError, "1 or more"),
-        (transformer, {"degree": 1}, NotApplicableError, "leaves every product whole"),
-        (transformer, {"degree": 4}, NotApplicableError, "2 heads of attention cannot be divided among 4"),
-        (transformer, {"degree": 3}, NotApplicableError, "8 input features of blocks.0.out"),
-        (transformer, {"degree": 2, "bandwidth": None}, NotApplicableError, "give --cluster or --bandwidth"),
-        (lambda: transformer(layers=False), {}, NotApplicableError, "no layers"),
-        (lambda: transformer(blocks=1), {}, NotApplicableError, "repeats no numbered block"),
-        (perceptron, {}, NotApplicableError, "attention between linear layers"),
-        (trained_elsewhere, {}, NotApplicableError, "which backward work belongs to which layer"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(make, options, error, words):
-    graph = make()
-    before = makespan(graph)
-    with pytest.raises(error, match=words):
-        tensor_parallel(graph, **{"degree": 2, "bandwidth": 1.0, **options})
-    assert makespan(graph) == before
-
-
-def test_ranks_recorded_together_are_refused():
-    graph = transformer()
-    tensor_parallel(graph, degree=2, bandwidth=1.0)
-    for again in (tensor_parallel, pipeline):
-        does_not_apply("has collectives", again, graph)
+def divided():
+    return change(transformer(), "tensor-parallel degree=2 bandwidth=1")
 
 
 # Pipelines
@@ -299,33 +274,6 @@ def test_schedules_as_their_authors_draw_them():
             assert len(set(in_order(passes, stages * chunks))) == 2 * stages * chunks * batches
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "error", "words"),
-    [
-        (stack, {"stages": 1}, NotApplicableError, "not a pipeline"),
-        (stack, {"stages": 0}, GraphError, "1 or more"),
-        (stack, {"micro_batches": 0}, GraphError, "1 or more"),
-        (stack, {"stages": 5}, NotApplicableError, "4 blocks cannot be shared out to 5 stages"),
-        (stack, {"stages": 3, "schedule": "interleaved"}, NotApplicableError, "to 6 chunks"),
-        (stack, {"micro_batches": 3, "schedule": "interleaved"}, GraphError, "not a multiple"),
-        (stack, {"activation_mb": None}, NotApplicableError, "give --activation-mb"),
-        (stack, {"micro_batch": "divided"}, NotApplicableError, "batch size"),
-        (transformer, {"micro_batch": "divided"}, NotApplicableError, "--micro-batch recorded"),
-        (lambda: transformer(training=False), {}, NotApplicableError, "no backward pass"),
-        (lambda: transformer(layers=False), {}, NotApplicableError, "no layers"),
-        (lambda: transformer(blocks=1), {}, NotApplicableError, "repeats no numbered block"),
-        (accumulating, {}, NotApplicableError, "accumulates gradients"),
-        (trained_elsewhere, {}, NotApplicableError, "no step runs all of blocks.0 to blocks.1"),
-    ],
-)
-def test_what_cannot_be_a_pipeline_is_refused(make, options, error, words):
-    graph = make()
-    before = makespan(graph)
-    with pytest.raises(error, match=words):
-        pipeline(graph, **{"stages": 2, "micro_batches": 4, **FREE, **options})
-    assert makespan(graph) == before
-
-
 def test_the_optimizer_updates_the_parts_of_a_gpu():
     graph = transformer(update=90)
     before = makespan(graph)
@@ -363,3 +311,80 @@ def test_a_gpu_has_one_thread_for_both_passes():
     pipeline(graph, stages=2, micro_batches=3, **FREE)
     assert set(graph.select(kind="cpu").lane) == {"main", "rank 1 main"}
     assert makespan(graph) == (3 + 1) * (10 + 20)
+
+
+test_what_cannot_be_divided_or_a_pipeline_is_refused = refusals(
+    globals(),
+    ("tensor-parallel degree=0 bandwidth=1", "transformer", "! 1 or more"),
+    ("tensor-parallel degree=1 bandwidth=1", "transformer", "leaves every product whole"),
+    (
+        "tensor-parallel degree=4 bandwidth=1",
+        "transformer",
+        "2 heads of attention cannot be divided among 4",
+    ),
+    ("tensor-parallel degree=3 bandwidth=1", "transformer", "8 input features of blocks.0.out"),
+    ("tensor-parallel degree=2", "transformer", "give --cluster or --bandwidth"),
+    ("tensor-parallel degree=2 bandwidth=1", "transformer layers=False", "no layers"),
+    ("tensor-parallel degree=2 bandwidth=1", "transformer blocks=1", "repeats no numbered block"),
+    ("tensor-parallel degree=2 bandwidth=1", "perceptron", "attention between linear layers"),
+    (
+        "tensor-parallel degree=2 bandwidth=1",
+        "trained_elsewhere",
+        "which backward work belongs to which layer",
+    ),
+    ("tensor-parallel degree=2 bandwidth=1", "divided", "has collectives"),
+    ("pipeline", "divided", "has collectives"),
+    ("pipeline stages=1 micro_batch=recorded bandwidth=1 activation_mb=0", "stack", "not a pipeline"),
+    ("pipeline stages=0 micro_batch=recorded bandwidth=1 activation_mb=0", "stack", "! 1 or more"),
+    ("pipeline micro_batches=0 micro_batch=recorded bandwidth=1 activation_mb=0", "stack", "! 1 or more"),
+    (
+        "pipeline stages=5 micro_batches=4 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "stack",
+        "4 blocks cannot be shared out to 5 stages",
+    ),
+    (
+        "pipeline stages=3 schedule=interleaved micro_batch=recorded bandwidth=1 activation_mb=0",
+        "stack",
+        "to 6 chunks",
+    ),
+    (
+        (
+            "pipeline stages=2 micro_batches=3 schedule=interleaved micro_batch=recorded bandwidth=1 "
+            "activation_mb=0"
+        ),
+        "stack",
+        "! not a multiple",
+    ),
+    ("pipeline stages=2 micro_batch=recorded bandwidth=1", "stack", "give --activation-mb"),
+    ("pipeline stages=2 micro_batch=divided bandwidth=1 activation_mb=0", "stack", "batch size"),
+    (
+        "pipeline stages=2 micro_batch=divided bandwidth=1 activation_mb=0",
+        "transformer",
+        "--micro-batch recorded",
+    ),
+    (
+        "pipeline stages=2 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "transformer training=False",
+        "no backward pass",
+    ),
+    (
+        "pipeline stages=2 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "transformer layers=False",
+        "no layers",
+    ),
+    (
+        "pipeline stages=2 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "transformer blocks=1",
+        "repeats no numbered block",
+    ),
+    (
+        "pipeline stages=2 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "accumulating",
+        "accumulates gradients",
+    ),
+    (
+        "pipeline stages=2 micro_batch=recorded bandwidth=1 activation_mb=0",
+        "trained_elsewhere",
+        "no step runs all of blocks.0 to blocks.1",
+    ),
+)

@@ -4,31 +4,31 @@ import json
 from functools import partial
 
 import pytest
-from daydream.optimizations._communication import network, no_stragglers, overlap
-from daydream.optimizations.bucket_size import bucket_size
-from daydream.optimizations.compression import dgc
-from daydream.optimizations.ddp import ddp
+from daydream.optimizations._communication import no_stragglers, overlap
 from daydream.optimizations.fsdp import BACKWARD, FORWARD, SCATTER, UPDATE_CALL, UPDATE_IN_LISTS, fsdp
-from daydream.optimizations.p3 import p3, tictac
+from daydream.optimizations.p3 import p3
 from graph.small_graphs import named, put
-from recorded import Program, does_not_apply, makespan, refuses
-from shared import shared_replay
-from training_programs import (
+from recorded import (
     A100,
     GRADIENT,
-    ONE,
     ONE_UNIT,
+    Program,
     buckets_of,
-    distributed,
+    change,
+    does_not_apply,
     layer,
-    meeting,
+    makespan,
+    noted,
     reduce_bucket,
-    reduced,
+    refusals,
+    refuses,
     steps_between,
+    timelines,
     times,
     training,
     two_layers_on_a_cpu,
 )
+from shared import shared_replay
 
 from daydream import Graph, GraphError, NotApplicableError, replay
 from daydream.costs.device.call_scaling import scaled_time
@@ -38,69 +38,218 @@ from daydream.transforms.compose import apply, in_order, parse
 
 FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)
 
+SHARDED = "fsdp python=False bandwidth=25 workers=2 unit_mb=ONE"
+test_when_what_runs = timelines(globals(), {
+    "a faster network": ("reduced", "network bandwidth_factor=2", "all-reduce 10-30, end 35"),
+    "a slower network": ("reduced", "network bandwidth_factor=0.5", "all-reduce 10-90, end 95"),
+    "a later network": ("reduced", "network latency_ns=3", "all-reduce 10-53, end 58"),
+    "both": ("reduced", "network bandwidth_factor=4 latency_ns=3", "all-reduce 10-23, end 28"),
+    "waiting for a peer is not scaled": (
+        "meeting", "network bandwidth_factor=2", "all_reduce 30-50 30-50, end 50"
+    ),
+    "no rank waits for the slowest": ("meeting", "no-stragglers", "all_reduce 10-50 30-70, end 70"),
+    "a rank waits for those that arrive later": ("meeting", "overlap", "all_reduce 30-30 30-30"),
+    "or does not": ("meeting", "no-stragglers; overlap", "all_reduce 10-10 30-30"),
+    #  stream 7             6|forward 0|forward 1|grad 1|grad 0 60|update 30|
+    #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
+    "a step as long as its work": ("training", "ddp workers=2 bandwidth=100; overlap", "end 256"),
+    "a step as long as its transfers": ("training", "ddp workers=2 bandwidth=10; overlap", "end 802"),
+    #  stream 7    6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|            |update 30|
+    #  all-reduce                                    166|40|   226|40|   a ring of 2: 4,000 B at 100 B/ns
+    "buckets are reduced beside the backward pass": (
+        "training", "ddp workers=2 bandwidth=100 bucket_mb=ONE", "all-reduce 166-206 226-266, update 266-296"
+    ),
+    "of several backward passes the last": (
+        "training passes=2", "ddp workers=2 bandwidth=100 bucket_mb=ONE", "all-reduce 386-426 446-486"
+    ),
+    "passes that are accumulated": (
+        "training", "gradient-accumulation batches=2; ddp workers=2 bandwidth=100 bucket_mb=ONE",
+        "all-reduce 386-426 446-486",
+    ),
+    "sizes are given": (
+        "training shapes=None", "ddp workers=2 bandwidth=100 gradient_mb=TWO", "all-reduce 226-306"
+    ),
+    #  stream 7  6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|              |forward 0 50|...
+    #  network                                     166|push 20|pull 20|226|push 20|pull 20|
+    "the next forward pass waits for its parameters": (  # 4,000 B / 2 at 100 B/ns
+        "training steps=2", "p3 workers=2 bandwidth=100 latency_us=0 update=server",
+        "push 166-186 226-246 426-446 486-506, pull 186-206 246-266 446-466 506-526",
+        "forward 0 6-56 266-316, forward 1 56-106 316-366, end 526",
+    ),
+    # 80 ns each. When push 1 has ended, pull 1 and push 0 are ready: for p3 layer 0 goes first, its pull too;
+    # tictac pulls when all gradients are there, at 326.
+    #  network    166|push 1|246|push 0|326|pull 0|406|pull 1|486|
+    #  stream 7                                       |F 0 50|   |F 1 50|
+    **{
+        f"{name}: what is needed first goes first": (
+            "training steps=2", f"{name} workers=2 bandwidth=25 latency_us=0 update=server",
+            "push 166-246 246-326 596-676 676-756, pull 326-406 406-486 756-836 836-916",
+            "forward 0 6-56 406-456, forward 1 56-106 486-536",
+        )
+        for name in ("p3", "tictac")
+    },
+    # Two slices of 40 ns each: push 1a 166-206, then push 1b or pull 1a (push 1b was ready first) 206-246,
+    # layer 0 until 406.
+    "slices let an urgent gradient overtake": (
+        "training steps=2", "p3 workers=2 bandwidth=25 latency_us=0 update=server slice_mb=HALF",
+        "push 166-206 206-246 246-286 286-326 596-636 636-676 676-716 716-756",
+        "pull 326-366 366-406 406-446 446-486 756-796 796-836 836-876 876-916",
+        "forward 0 6-56 406-456, forward 1 56-106 486-536",
+    ),
+    "without sequence numbers the first forward work waits for all": (
+        "training steps=2 sequences=False", "p3 workers=2 bandwidth=25 latency_us=0 update=server",
+        "forward 0 6-56 486-536",
+    ),
+    #  network   166|push 1 20|pull 1 20|  226|push 0 20|pull 0 20|
+    #  stream 7  166|grad 0 60         |                     266|update 30|forward 0 50|
+    "an update of all parameters waits for the last gradient": (
+        "training steps=2", "p3 workers=2 bandwidth=100 latency_us=0",
+        "pull 186-206 246-266 476-496 536-556, update 266-296 556-586, forward 0 6-56 296-346",
+    ),
+    "all pushes, then all pulls": (
+        "training steps=2", "tictac workers=2 bandwidth=100 latency_us=0",
+        "push 166-186 226-246 476-496 536-556, pull 246-266 266-286 556-576 576-596",
+        "update 286-316 596-626, forward 0 6-56 316-366",
+    ),
+    # An update takes 4 of the CPU, a launch of 6 and its kernel of 10 (layer 0) or 30 (layer 1).
+    #  thread    2|4|6|6|
+    #  stream 7      10|update 0 10|forward 0 50|update 1 30|forward 1 50|grad 1 60|grad 0 60|
+    #                  10           20            70          100          150       210       270
+    #  network                                                 210|push 1|pull 1|  270|push 0|pull 0|310
+    "a loop updates each parameter right before it is read": (
+        "looping 10 30", "p3 workers=2 bandwidth=100 latency_us=0",
+        "update of parameters 2-6 10-20 22-26 66-70 70-100 86-90 310-320 370-400",
+        "forward 0 20-70 320-370, forward 1 100-150 400-450",
+    ),
+    # A ring of 2 passes half of 4,000 B at 25 B/ns: 80 ns each.
+    #  shards   6|gather 0 80|gather 1 80|gather 1 80|gather 0 80|scatter 1 80|scatter 0 80|
+    #  stream 7              |forward 0|  |forward 1|  |grad 1 60| |grad 0 60|              |update 30|
+    #                        86         166            246        326        386          486
+    "units are gathered one ahead and scattered one at a time": (  # the second waits until the first is
+        "training", SHARDED,
+        "all-gather 6-86 86-166 166-246 246-326, forward 0 86-136, forward 1 166-216, grad 1 246-306",
+        "grad 0 326-386, copy gradients 306-306 406-406, reduce-scatter 326-406 406-486, update 486-516",
+    ),
+    #  shards   6|gather 0 80|gather 1 80|          |scatter 1 80|scatter 0 80|
+    #  stream 7              |forward 0|  |forward 1|grad 1|grad 0|           |update 30|
+    #                        86         166        216   276   336           436
+    "stage 2 keeps the parameters for the backward pass": (
+        "training", f"{SHARDED} stage=2",
+        "all-gather 6-86 86-166, grad 1 216-276, grad 0 276-336, reduce-scatter 276-356 356-436",
+        "update 436-466",
+    ),
+    #  stream 7  ...|grad 0 60|              |update 30|            |forward 0 of the next step
+    #  all-reduce          226|8,000 B: 80 ns|
+    #  shards                                       336|gather 40|
+    "stage 1 reduces in buckets and gathers behind the update": (
+        "training steps=2", "fsdp python=False stage=1 workers=2 bandwidth=100",
+        "all-reduce 226-306 596-676, update 306-336 676-706, all-gather 336-376 706-746",
+        "forward 0 6-56 376-426",
+    ),
+    # |gather 0|forward 0|gather 1|forward 1|gather 1|gather 0|backward 1|scatter 1|backward 0|scatter 0|
+    "without streams nothing is beside compute": (
+        "two_layers_on_a_cpu", SHARDED,
+        "all-gather 0-80 130-210 260-340 340-420, reduce-scatter 482-562 624-704, aten::add_ 704-734",
+    ),
+    # as above, but gather 0 beside backward 1, and scatter 1 behind it beside backward 0
+    "with overlap": (
+        "two_layers_on_a_cpu", f"{SHARDED} overlap=True",
+        "all-gather 0-80 130-210 260-340 340-420, reduce-scatter 420-500 500-580, aten::add_ 580-610",
+    ),
+    "and gather 1 beside forward 0": (
+        "two_layers_on_a_cpu", f"{SHARDED} overlap=True forward_prefetch=True",
+        "all-gather 0-80 80-160 210-290 290-370, reduce-scatter 370-450 450-530, aten::add_ 530-560",
+    ),
+})  # fmt: skip
+
+
+def test_what_an_exchange_leaves_and_notes():
+    graph = change(training(steps=2), "fsdp python=False stage=1 workers=2 bandwidth=100")
+    gathered = graph.select(kind="collective", collective="all_gather")
+    assert gathered.bytes.tolist() == [4000, 4000]  # what each worker puts in
+    together, one_by_one = (
+        change(program, "p3 workers=2 bandwidth=100 latency_us=0")
+        for program in (training(steps=2), looping(10, 30))
+    )
+    assert noted(together, "updates all parameters together")
+    assert not len(one_by_one.select(op="add_", name="^update .$"))
+
+
+def two_ranks():
+    return shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
+
+
+def kernel():
+    graph = Graph()
+    put(graph, "k", "stream 7", 10)
+    return graph
+
+
+test_an_exchange_says_why_it_does_not_apply = refusals(
+    globals(),
+    ("network", "reduced", "as it is"),
+    ("network bandwidth_factor=0", "reduced", "! above 0"),
+    ("network latency_ns=-1", "reduced", "! 0 or more"),
+    ("network bandwidth_factor=2", "kernel", "no collectives"),
+    ("no-stragglers", "meeting send_recv", "messages"),
+    ("dgc workers=8", "two_ranks", "! job of 2"),
+    ("overlap", "training", "no collectives"),
+    ("overlap", "meeting send_recv", "messages from one rank"),
+    ("overlap", "buckets_of 8 duration=0", "transfers that take time"),
+    ("overlap", "recorded_reduction", "hidden already"),
+    ("p3 bandwidth=1 slice_mb=1e-9", "training", r"! slice_mb 1e-09 makes .* slices"),
+    ("fsdp stage=4", "training", "! 1, 2 or 3"),
+    ("fsdp stage=1 unit_mb=1", "training", "! of stages 2 and 3"),
+    ("fsdp stage=1 overlap=False", "training", "! of stages 2 and 3"),
+    ("fsdp overlap=False forward_prefetch=True", "training", "! without overlap"),
+    ("fsdp bandwidth=1 unit_mb=1 layers=*", "training", "! both"),
+    ("fsdp bandwidth=1 unit_mb=0", "training", "! above 0"),
+    ("fsdp bandwidth=1 layers=blocks.*", "training", "no layer that matches"),
+    ("fsdp", "training", "--cluster or --bandwidth"),
+    ("ddp", "training", "--cluster or --bandwidth"),
+    ("ddp bandwidth=1 cluster=p3", "training", "! both"),
+    ("ddp latency_us=1 cluster=p3", "training", "! goes with bandwidth"),
+    ("ddp bandwidth=1 bucket_mb=0", "training", "! bucket_mb"),
+    ("ddp bandwidth=1 gradient_mb=1", "training", "! has the sizes"),
+    *(
+        (f"{name} {options}", program, words)
+        for name in ("ddp", "fsdp", "p3", "tictac")
+        for options, program, words in (
+            ("bandwidth=1 workers=1", "training", "one worker"),
+            ("bandwidth=1 workers=0", "training", "! 1 or more"),
+            ("bandwidth=0", "training", "! above 0"),
+            ("bandwidth=1", "training shapes=None", "gradients are unknown"),
+            ("bandwidth=1", "reduced", "several ranks already"),
+        )
+    ),
+    ("bucket-size bucket_mb=ONE", "distributed 1 0", "already"),
+    ("bucket-size bucket_mb=0", "distributed 0", "! above 0"),
+    ("bucket-size bucket_mb=ONE", "distributed 0 hooks=False", "no hook"),
+    ("bucket-size", "training", "no all-reduce"),
+    ("bucket-size", "buckets_of 8", "no all-reduce of known size"),
+    ("blueconnect workers=4 cluster=dgx-a100", "buckets_of 8", "one level"),
+    ("blueconnect cluster=dgx-a100", "buckets_of 8", "--workers"),
+    ("blueconnect workers=1 cluster=dgx-a100", "buckets_of 8", "one worker"),
+    ("blueconnect workers=16 cluster=dgx-a100", "buckets_of -1", "known size"),
+    ("blueconnect", "training", "no all-reduce"),
+    ("dgc workers=2 ratio=0", "exchanged", "! ratio"),
+    ("dgc", "exchanged", "--workers"),
+    ("dgc workers=2", "training", "no all-reduce"),
+    ("dgc workers=2", "buckets_of 8", "memory bandwidth"),
+    ("compression rank=0", "exchanged", "! rank must be"),
+    ("compression rank=10", "exchanged", "saves half"),
+    ("compression rank=1", "training", "no all-reduce"),
+    ("compression rank=1", "buckets_of 8", "memory bandwidth"),
+)
+
+
 # A faster network, ranks and transfers that nobody waits for: each answer worked out by hand
 
 
 # network
 
 
-@pytest.mark.parametrize(
-    ("options", "end"),
-    [
-        ({"bandwidth_factor": 2}, 10 + 40 // 2 + 5),
-        ({"bandwidth_factor": 0.5}, 10 + 40 * 2 + 5),
-        ({"latency_ns": 3}, 10 + 40 + 3 + 5),
-        ({"bandwidth_factor": 4, "latency_ns": 3}, 10 + 40 // 4 + 3 + 5),
-    ],
-)
-def test_transfers_follow_the_network(options, end):
-    graph = reduced()
-    assert makespan(graph) == 10 + 40 + 5
-    network(graph, **options)
-    assert makespan(graph) == end
-
-
-def test_waiting_for_a_peer_is_not_scaled():
-    graph = meeting()
-    assert makespan(graph) == 30 + 40
-    network(graph, bandwidth_factor=2)
-    assert makespan(graph) == 30 + 40 // 2
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({}, NotApplicableError, "as it is"),
-        ({"bandwidth_factor": 0}, GraphError, "above 0"),
-        ({"latency_ns": -1}, GraphError, "0 or more"),
-    ],
-)
-def test_a_network_that_makes_no_sense_is_refused(options, error, words):
-    graph = reduced()
-    with pytest.raises(error, match=words):
-        network(graph, **options)
-    assert makespan(graph) == 10 + 40 + 5
-
-
-def test_a_trace_without_collectives_is_refused():
-    graph = Graph()
-    put(graph, "k", "stream 7", 10)
-    does_not_apply("no collectives", network, graph, bandwidth_factor=2)
-
-
 # no-stragglers
-
-
-def test_no_rank_waits_for_the_slowest():
-    graph = meeting()
-    assert makespan(graph) == 30 + 40
-    no_stragglers(graph)
-    ran = times(graph)
-    assert ran["all_reduce"] == [(10, 50), (30, 70)]
-
-
-def test_a_receiver_still_waits_for_its_data():
-    does_not_apply("messages", no_stragglers, meeting("send_recv"))
 
 
 def test_of_one_rank_what_goes_beyond_the_cluster_is_waiting():
@@ -120,11 +269,6 @@ def test_optimizations_of_the_network_combine():
     assert [each.name for each in in_order(parse("network+ddp"))] == ["ddp", "network"]
     refuses("exclude", parse, "ddp+p3")
     refuses("exclude", parse, "dgc+compression")
-
-
-def test_workers_that_contradict_the_trace_are_refused():
-    real = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz").graph.copy()
-    refuses("job of 2", dgc, real, workers=8)
 
 
 # The word that lets calls and streams wait
@@ -163,19 +307,7 @@ def test_a_lane_waits_from_a_call_on_and_a_call_until_the_lane_is_done():
 # overlap
 
 
-@pytest.mark.parametrize(("bandwidth", "end"), [(100.0, 226 + 30), (10.0, 2 + 800)])
-def test_a_step_is_as_long_as_its_work_or_its_transfers(bandwidth, end):
-    #  stream 7             6|forward 0|forward 1|grad 1|grad 0 60|update 30|
-    #  all-reduce, hidden  2|8,000 B: 80 ns, at 10 B/ns 800 ns|
-    graph = training()
-    ddp(graph, workers=2, bandwidth=bandwidth)
-    assert makespan(graph) == 226 + 8000 / bandwidth + 30
-    overlap(graph)
-    assert makespan(graph) == end
-    assert graph.lint() == []
-
-
-def recorded_reduction(*, awaited):
+def recorded_reduction(*, awaited=False):
     """A step with an all-reduce of 1,000 ns on stream 13; an update that was launched begins behind it."""
     program = Program()
     program.op("aten::mm", "backward", ("grad", 60))
@@ -187,24 +319,10 @@ def recorded_reduction(*, awaited):
 
 
 def test_transfers_that_nothing_waited_for_are_hidden_already():
-    does_not_apply("hidden already", overlap, recorded_reduction(awaited=False))
     graph = recorded_reduction(awaited=True)
     overlap(graph)
     assert named(graph, "transfers").duration_ns.tolist() == [1000]
     assert "waiting for peers" in " ".join(graph.facts.notes)
-
-
-@pytest.mark.parametrize(
-    ("graph", "words"),
-    [
-        (training, "no collectives"),
-        (lambda: meeting("send_recv"), "messages from one rank"),
-        (lambda: buckets_of(8, duration=0), "transfers that take time"),
-    ],
-)
-def test_overlap_says_why_it_does_not_apply(graph, words):
-    with pytest.raises(NotApplicableError, match=words):
-        overlap(graph())
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -235,47 +353,6 @@ def test_nothing_hides_what_the_next_layer_works_on(backward):
 # p3
 
 
-def test_the_next_forward_pass_waits_for_the_parameters_it_needs():
-    #  stream 7  6|forward 0 50|forward 1 50|grad 1 60|grad 0 60|              |forward 0 50|...
-    #  network                                     166|push 20|pull 20|226|push 20|pull 20|
-    graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0, update="server")  # 4,000 B / 2 at 100 B/ns
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 186), (226, 246)]
-    assert ran["pull"][:2] == [(186, 206), (246, 266)]
-    assert ran["forward 0"] == [(6, 56), (266, 316)]
-    assert ran["forward 1"][1] == (316, 366)
-    assert makespan(graph) == 366 + 2 * 60 + 20 + 20
-    assert graph.lint() == []
-
-
-@pytest.mark.parametrize("optimization", [p3, tictac])
-def test_what_is_needed_first_goes_first(optimization):
-    # 4,000 B / 2 at 25 B/ns are 80 ns. When push 1 has ended, pull 1 and push 0 are ready: for p3 layer 0
-    # goes first, its pull too; tictac pulls when all gradients are there, at 326.
-    #  network    166|push 1|246|push 0|326|pull 0|406|pull 1|486|
-    #  stream 7                                       |F 0 50|   |F 1 50|
-    graph = training(steps=2)
-    optimization(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
-    ran = times(graph)
-    assert ran["push"][:2] == [(166, 246), (246, 326)]
-    assert ran["pull"][:2] == [(326, 406), (406, 486)]
-    assert ran["forward 0"][1] == (406, 456)
-    assert ran["forward 1"][1] == (486, 536)
-    assert graph.lint() == []
-
-
-def test_slices_let_an_urgent_gradient_overtake():
-    # Two slices of 40 ns each; at 206 the second push of layer 1 has begun, at 246 layer 0 takes over.
-    graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, slice_mb=ONE / 2, update="server")
-    ran = times(graph)
-    assert len(ran["push"]) == len(ran["pull"]) == 2 * 2 * 2
-    # push 1a 166-206, then push 1b or pull 1a (both ready, push 1b first ready) 206-246, layer 0 until 406.
-    assert ran["forward 0"][1][0] == 246 + 4 * 40
-    assert ran["forward 1"][1][0] == max(406 + 50, 406 + 2 * 40)
-
-
 # tictac
 
 
@@ -297,45 +374,7 @@ def looping(*kernels, steps=2):
     return program.graph(steps=steps_between(ends))
 
 
-def test_a_loop_updates_each_parameter_when_it_has_come_right_before_it_is_read():
-    # An update takes 4 of the CPU, a launch of 6 and its kernel of 10 (layer 0) or 30 (layer 1).
-    #  thread    2|4|6|6|
-    #  stream 7      10|update 0 10|forward 0 50|update 1 30|forward 1 50|grad 1 60|grad 0 60|
-    #                  10           20            70          100          150       210       270
-    #  network                                                 210|push 1|pull 1|  270|push 0|pull 0|310
-    graph = looping(10, 30)
-    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["update of parameters"][:1] == [(2, 6)]  # on the CPU
-    on_device = graph.select(kind="kernel", name="update of parameters")
-    assert on_device.duration_ns.tolist() == [10, 30] * 2
-    assert ran["forward 0"] == [(20, 70), (310 + 10, 310 + 10 + 50)]
-    assert ran["forward 1"] == [(100, 150), (370 + 30, 370 + 30 + 50)]
-    assert not len(graph.select(op="add_", name="^update .$"))
-    assert graph.lint() == []
-
-
-def test_more_slices_than_can_be_simulated_are_refused():
-    refuses(r"slice_mb 1e-09 makes .* slices", p3, training(), slice_mb=1e-9)
-
-
 # all that exchange gradients
-
-
-@pytest.mark.parametrize("optimization", [ddp, fsdp, p3, tictac])
-@pytest.mark.parametrize(
-    ("graph", "options", "error", "words"),
-    [
-        (training, {"workers": 1}, NotApplicableError, "one worker"),
-        (training, {"workers": 0}, GraphError, "1 or more"),
-        (training, {"bandwidth": 0.0}, GraphError, "above 0"),
-        (lambda: training(shapes=None), {}, NotApplicableError, "gradients are unknown"),
-        (reduced, {}, NotApplicableError, "several ranks already"),
-    ],
-)
-def test_an_exchange_of_gradients_says_why_it_does_not_apply(optimization, graph, options, error, words):
-    with pytest.raises(error, match=words):
-        optimization(graph(), **{"bandwidth": 1.0, **options})
 
 
 # Sharding: each answer worked out by hand
@@ -372,41 +411,6 @@ def network_sharded(names=BLOCKS, *, known=True, update=30_000, steps=1, **metad
     return program.graph(**{**A100, **metadata})
 
 
-def test_units_are_gathered_one_ahead_and_scattered_one_at_a_time():
-    # A ring of 2 passes half of 4,000 B at 25 B/ns: 80 ns each.
-    #  shards   6|gather 0 80|gather 1 80|gather 1 80|gather 0 80|scatter 1 80|scatter 0 80|
-    #  stream 7              |forward 0|  |forward 1|  |grad 1 60| |grad 0 60|              |update 30|
-    #                        86         166            246        326        386          486
-    graph = training()
-    sharded(graph, bandwidth=25.0, **ONE_UNIT)
-    ran = times(graph)
-    assert ran["all-gather"] == [(6, 86), (86, 166), (166, 246), (246, 326)]
-    assert ran["forward 0"] == [(86, 136)]
-    assert ran["forward 1"] == [(166, 216)]
-    assert ran["grad 1"] == [(246, 306)]
-    assert ran["grad 0"] == [(326, 386)]
-    assert ran["copy gradients"] == [(306, 306), (406, 406)]  # the second waits for the first to be scattered
-    assert ran["reduce-scatter"] == [(326, 406), (406, 486)]
-    assert ran["update"] == [(486, 516)]
-    assert graph.lint() == []
-
-
-def test_stage_1_reduces_in_buckets_and_gathers_behind_the_update():
-    #  stream 7  ...|grad 0 60|              |update 30|            |forward 0 of the next step
-    #  all-reduce          226|8,000 B: 80 ns|
-    #  shards                                       336|gather 40|
-    graph = training(steps=2)
-    sharded(graph, stage=1, workers=2, bandwidth=100.0)
-    ran = times(graph)
-    assert ran["all-reduce"][0] == (226, 306)
-    assert ran["update"][0] == (306, 336)
-    assert ran["all-gather"][0] == (336, 376)
-    assert ran["forward 0"][1] == (376, 426)
-    gathered = graph.select(kind="collective", collective="all_gather")
-    assert gathered.bytes.tolist() == [4000, 4000]  # what each worker puts in
-    assert graph.lint() == []
-
-
 def test_the_update_is_divided_among_the_workers():
     graph = network_sharded()
     updates = graph.select(kind="kernel", phase="optimizer")
@@ -416,46 +420,7 @@ def test_the_update_is_divided_among_the_workers():
     assert named(graph, "update").duration_ns.tolist() == half
 
 
-@pytest.mark.parametrize(
-    ("graph", "options", "error", "words"),
-    [
-        (training, {"stage": 4}, GraphError, "1, 2 or 3"),
-        (training, {"stage": 1, "unit_mb": 1.0}, GraphError, "of stages 2 and 3"),
-        (training, {"stage": 1, "overlap": False}, GraphError, "of stages 2 and 3"),
-        (training, {"overlap": False, "forward_prefetch": True}, GraphError, "without overlap"),
-        (training, {"bandwidth": 1.0, "unit_mb": 1.0, "layers": "*"}, GraphError, "both"),
-        (training, {"bandwidth": 1.0, "unit_mb": 0.0}, GraphError, "above 0"),
-        (training, {"bandwidth": 1.0, "layers": "blocks.*"}, NotApplicableError, "no layer that matches"),
-        (training, {}, NotApplicableError, "--cluster or --bandwidth"),
-    ],
-)
-def test_fsdp_says_why_it_does_not_apply(graph, options, error, words):
-    with pytest.raises(error, match=words):
-        sharded(graph(), **options)
-
-
 # What runs during transfers, and what the CPU's calls cost
-
-
-@pytest.mark.parametrize(
-    ("options", "gathers", "scatters", "update"),
-    [
-        # |gather 0|forward 0|gather 1|forward 1|gather 1|gather 0|backward 1|scatter 1|backward 0|scatter 0|
-        ({}, [0, 130, 260, 340], [482, 624], 704),
-        # as above, but gather 0 beside backward 1, and scatter 1 behind it beside backward 0
-        ({"overlap": True}, [0, 130, 260, 340], [420, 500], 580),
-        # and gather 1 beside forward 0
-        ({"overlap": True, "forward_prefetch": True}, [0, 80, 210, 290], [370, 450], 530),
-    ],
-)
-def test_transfers_are_beside_compute_only_where_there_are_streams(options, gathers, scatters, update):
-    graph = two_layers_on_a_cpu()
-    sharded(graph, bandwidth=25.0, **ONE_UNIT, **options)
-    ran = times(graph)
-    assert [start for start, _ in ran["all-gather"]] == gathers
-    assert [start for start, _ in ran["reduce-scatter"]] == scatters
-    assert ran["aten::add_"] == [(update, update + 30)]
-    assert graph.lint() == []
 
 
 @pytest.mark.parametrize(
@@ -491,32 +456,6 @@ def test_a_rank_of_a_job_whose_collectives_are_missing_takes_no_more_gpus(name):
     assert "fake backend does not tell which group" in notes
 
 
-def test_a_rank_still_waits_for_those_that_arrive_later():
-    graph = meeting()
-    overlap(graph)
-    assert times(graph)["all_reduce"] == [(30, 30), (30, 30)]
-    graph = meeting()
-    no_stragglers(graph)
-    overlap(graph)
-    assert sorted(times(graph)["all_reduce"]) == [(10, 10), (30, 30)]
-
-
-def test_sizes_that_the_trace_does_not_tell_can_be_given():
-    graph = training(shapes=None)
-    ddp(graph, workers=2, bandwidth=100.0, gradient_mb=2 * ONE)
-    assert times(graph)["all-reduce"] == [(226, 226 + 80)]
-
-
-def test_one_bucket_becomes_two():
-    #  stream 7   ...|grad 1 60|grad 0 60|                       |update 30|
-    #  stream 13            166|all-reduce 4,000 B|all-reduce 4,000 B|
-    graph = distributed(0)
-    bucket_size(graph, bucket_mb=ONE)
-    half = FIXED + (100_000 - FIXED) // 2
-    assert times(graph)["all-reduce"] == [(166, 166 + half), (166 + half, 166 + 2 * half)]
-    assert times(graph)["update"][0][0] == 166 + 2 * half
-
-
 def test_p3_settles_over_repeated_steps():
     # 400 ns each, layer 0 first: its forward kernel runs beside pull 1, and while layer 1 goes forward
     # and backward the link has nothing to do.
@@ -527,42 +466,3 @@ def test_p3_settles_over_repeated_steps():
     settled = settle(graph)
     assert settled.timeline.copy.max() > 0
     assert settled.step_ns == 4 * 400 + 50 + 60
-
-
-def test_without_sequence_numbers_the_first_forward_work_waits_for_all():
-    graph = training(steps=2, sequences=False)
-    p3(graph, workers=2, bandwidth=25.0, latency_us=0.0, update="server")
-    assert times(graph)["forward 0"][1][0] == 486
-
-
-def test_an_update_of_all_parameters_waits_for_the_last_gradient_and_the_forward_pass_for_it():
-    #  network   166|push 1 20|pull 1 20|  226|push 0 20|pull 0 20|
-    #  stream 7  166|grad 0 60         |                     266|update 30|forward 0 50|
-    graph = training(steps=2)
-    p3(graph, workers=2, bandwidth=100.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["pull"][:2] == [(186, 206), (246, 266)]
-    assert ran["update"][0] == (266, 296)
-    assert ran["forward 0"][1] == (296, 346)
-    assert "updates all parameters together" in graph.facts.notes[-1]
-    # tictac: all pushes, then all pulls
-    #  network  166|push 1|   226|push 0|pull 0|pull 1|
-    graph = training(steps=2)
-    tictac(graph, workers=2, bandwidth=100.0, latency_us=0.0)
-    ran = times(graph)
-    assert ran["update"][0] == (286, 316)
-    assert ran["forward 0"][1] == (316, 366)
-
-
-def test_stage_2_keeps_the_parameters_for_the_backward_pass():
-    #  shards   6|gather 0 80|gather 1 80|          |scatter 1 80|scatter 0 80|
-    #  stream 7              |forward 0|  |forward 1|grad 1|grad 0|           |update 30|
-    #                        86         166        216   276   336           436
-    graph = training()
-    sharded(graph, stage=2, bandwidth=25.0, **ONE_UNIT)
-    ran = times(graph)
-    assert ran["all-gather"] == [(6, 86), (86, 166)]
-    assert ran["grad 1"] == [(216, 276)]
-    assert ran["grad 0"] == [(276, 336)]
-    assert ran["reduce-scatter"] == [(276, 356), (356, 436)]
-    assert ran["update"] == [(436, 466)]

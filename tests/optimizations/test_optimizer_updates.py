@@ -2,15 +2,14 @@
 
 import pytest
 from daydream.optimizations._offload import offload_optimizer
-from daydream.optimizations._optimizer import foreach_optimizer, fused_adam, fused_optimizer, zero_grad_none
+from daydream.optimizations._optimizer import foreach_optimizer, fused_adam, fused_optimizer
 from graph.small_graphs import kernels, put
 from recorded import (
     Program,
+    answers,
     does_not_apply,
-    kernel_names,
-    kernel_ns,
     makespan,
-    refuses,
+    refusals,
     thread_and_stream,
 )
 
@@ -18,12 +17,6 @@ from daydream import Graph, NotApplicableError
 from daydream.costs.device.call_scaling import link_bandwidth, memory_bandwidth
 from daydream.model.optimizers import TAKES, update_of
 from daydream.transforms.registry import find
-
-
-def cpu_ns(graph, phase):
-    tasks = graph.select(kind="cpu", phase=phase)
-    return int(tasks.duration_ns.sum() + tasks.gap_ns.sum())
-
 
 COPY = "Memcpy DtoD (Device -> Device)"
 ADAM_OF_1000, ADAM_OF_A_MILLION = (
@@ -35,7 +28,7 @@ ADAM_OF_1000, ADAM_OF_A_MILLION = (
 def per_parameter(
     *,
     tensors=2,
-    kernels=("aten::mul_", "aten::add_"),
+    kernels="aten::mul_ aten::add_",
     optimizer="SGD",
     **metadata,
 ):
@@ -44,9 +37,18 @@ def per_parameter(
     program.op("aten::mm", "backward", ("gemm", 20))
     with program.range(f"Optimizer.step#{optimizer}.step", phase="optimizer"):
         for _ in range(tensors):
-            for kernel in kernels:
+            for kernel in kernels.split():
                 program.op(kernel, "optimizer", (kernel, 30))
     return program.graph(**metadata)
+
+
+def of_adam(kernels="aten::mul_ aten::add_"):
+    return per_parameter(kernels=kernels, **ADAM_OF_1000)
+
+
+def of_sgd():
+    sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
+    return per_parameter(kernels="aten::add_", **sgd)
 
 
 # What a trace tells
@@ -118,28 +120,7 @@ def test_on_a_cpu_the_operators_of_the_update_become_one():
     assert len(graph.select(phase="optimizer")) == 1
 
 
-def test_what_is_fused_already_or_no_optimizer_is_refused():
-    does_not_apply(
-        "fused kernel already", fused_optimizer, per_parameter(kernels=("aten::_fused_adam_", "x"))
-    )
-    does_not_apply("one kernel per step", fused_optimizer, per_parameter(tensors=1, kernels=("aten::add_",)))
-    does_not_apply("no optimizer work", fused_adam, thread_and_stream("k 3 forward"))
-
-
 # Foreach
-
-
-def test_foreach_keeps_an_operator_and_a_launch_for_each_kind_of_kernel():
-    # 5 tensors, 2 operators each: 10 kernels of 30 ns become 2 x 2, of 4 tensors and of one. A kernel of this
-    # trace costs 25 ns at least, the 5th percentile of 20 and ten times 30: 3 of 5 go of each operator.
-    graph = per_parameter(tensors=5)
-    foreach_optimizer(graph, tensors_per_kernel=4)
-    work = graph.select(kind="kernel", phase="optimizer")
-    assert len(work) == 4
-    assert int(work.duration_ns.sum()) == 2 * (5 * 30 - 3 * 25)
-    # One operator of 2 + 6 + 2 for each kind, and a further launch of the trace's usual cost.
-    assert len(graph.select(kind="cpu", phase="optimizer").where(op="add_")) > 0
-    assert work.launches().ids.size == 4
 
 
 def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
@@ -148,13 +129,6 @@ def test_foreach_on_a_cpu_leaves_the_operators_and_takes_pythons_time():
         put(graph, "x", "main", duration, gap_ns=7, phase="optimizer", op=name, step=0)
     foreach_optimizer(graph)
     assert makespan(graph) == 80
-
-
-def test_foreach_refuses_what_is_multi_tensor_already():
-    does_not_apply(
-        "multi-tensor operators already", foreach_optimizer, per_parameter(kernels=("aten::_foreach_add_",))
-    )
-    refuses("1 or more", foreach_optimizer, per_parameter(), tensors_per_kernel=0)
 
 
 # Offload
@@ -169,18 +143,6 @@ def test_an_offloaded_update_is_copies_and_a_pass_over_memory_on_the_cpu():
     offload_optimizer(graph, bandwidth=40.0, cpu_bandwidth=100.0)
     assert makespan(graph) == 26 + 100_000 + 280_000 + 29_000 + 4 + 100_000
     assert set(kernels(graph).phase) == {"backward"}
-
-
-def test_an_optimizer_without_state_or_of_unknown_size_is_not_offloaded():
-    sgd = {"optimizers": [{"name": "SGD", "groups": [{"tensors": 2, "elements": 1000, "settings": {}}]}]}
-    does_not_apply(
-        r"sgd keeps 0\.00 MiB of state: offloading frees nothing",
-        offload_optimizer,
-        per_parameter(kernels=("aten::add_",), **sgd),
-    )
-    does_not_apply(r"adam keeps 0\.01 MiB of state", offload_optimizer, per_parameter(**ADAM_OF_1000))
-    does_not_apply("how many parameters", offload_optimizer, per_parameter())
-    refuses("above 0", offload_optimizer, per_parameter(**ADAM_OF_1000), cpu_bandwidth=0.0)
 
 
 # Gradients set to None
@@ -199,24 +161,6 @@ def with_zero_grad(passes=1):
             with program.range("torch::autograd::AccumulateGrad", "operator", phase="backward"):
                 program.op("aten::add_", "backward", ("add", 30))
     return program.graph()
-
-
-def test_fills_and_first_additions_go_with_their_operators():
-    graph = with_zero_grad()
-    assert makespan(graph) == 2 + 4 + 2 * 30 + 2 * (50 + 30)
-    zero_grad_none(graph)
-    assert kernel_names(graph) == ["gemm", "gemm"]
-    assert makespan(graph) == 2 + 4 + 2 * 50
-
-
-def test_additions_of_later_passes_stay():
-    graph = with_zero_grad(passes=3)
-    zero_grad_none(graph)
-    assert kernel_names(graph) == ["gemm", "gemm", *["gemm", "add"] * 4]
-
-
-def test_gradients_that_are_none_already_are_refused():
-    does_not_apply("None already", zero_grad_none, per_parameter())
 
 
 def test_real_changes_can_be_made_and_undone():
@@ -265,7 +209,7 @@ def test_an_implementation_that_a_class_does_not_take_is_no_advice(name, fused, 
 
 @pytest.mark.parametrize("name", ["Shampoo", "SGD"])
 def test_an_update_that_multiplies_matrices_has_no_fused_kernel(name):
-    work = ("aten::mul_", "aten::mm", "aten::add_")
+    work = "aten::mul_ aten::mm aten::add_"
     graph = per_parameter(tensors=1, kernels=work, optimizer=name)
     if name == "SGD":  # it is known to go element by element: the product is its closure's
         fused_optimizer(graph)
@@ -294,11 +238,52 @@ def test_bandwidths_are_those_of_the_trace():
     assert link_bandwidth(graph, "DtoH") is None
 
 
-def test_fused_takes_the_sum_of_the_kernels_and_one_launch_where_bytes_are_unknown():
-    #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
-    graph = per_parameter()
-    fused_adam(graph)
-    assert kernel_ns(graph) == [20, 120]
-    assert cpu_ns(graph, "optimizer") <= 6 + 2
-    assert makespan(graph) == 2 + 4 + 20 + 120
-    assert "not Adam" in graph.facts.notes[-1]
+test_other_updates = answers(
+    globals(),
+    {
+        #  thread  |mm 10|launch 6|        stream 7  2+4|gemm 20|fused 4 x 30|
+        "fused takes the sum of the kernels where bytes are unknown": (
+            "per_parameter",
+            "fused-adam",
+            "146 to 146, CPU 16, 2 launches: gemm 20, fused optimizer 120",
+            "not Adam",
+        ),
+        "fills and first additions go with their operators": (
+            "with_zero_grad",
+            "zero-grad-none",
+            "226 to 106, CPU 20, 2 launches: gemm 50, gemm 50",
+        ),
+        "additions of later passes stay": (
+            "with_zero_grad passes=3",
+            "zero-grad-none",
+            (
+                "546 to 426, CPU 100, 10 launches: gemm 50, gemm 50, gemm 50, add 30, gemm 50, add 30, "
+                "gemm 50, add 30, gemm 50, add 30"
+            ),
+        ),
+        # 10 kernels of 30 ns become 2 x 2, of 4 tensors and of one. A kernel here costs 25 ns at least,
+        # the 5th percentile of 20 and ten times 30: 3 of 5 go of each operator.
+        "foreach keeps an operator and a launch for each kind of kernel": (
+            "per_parameter tensors=5",
+            "foreach-optimizer tensors_per_kernel=4",
+            (
+                "326 to 176, CPU 42, 5 launches: gemm 20, multi_tensor_apply 38, multi_tensor_apply "
+                "37, multi_tensor_apply 38, multi_tensor_apply 37"
+            ),
+        ),
+    },
+)
+
+test_updates_that_stay_are_refused = refusals(
+    globals(),
+    ("fused-optimizer", "per_parameter 'kernels=aten::_fused_adam_ x'", "fused kernel already"),
+    ("fused-optimizer", "per_parameter tensors=1 kernels=aten::add_", "one kernel per step"),
+    ("fused-adam", "thread_and_stream 'k 3 forward'", "no optimizer work"),
+    ("foreach-optimizer", "per_parameter kernels=aten::_foreach_add_", "multi-tensor operators already"),
+    ("foreach-optimizer tensors_per_kernel=0", "per_parameter", "! 1 or more"),
+    ("zero-grad-none", "per_parameter", "None already"),
+    ("offload-optimizer", "per_parameter", "how many parameters"),
+    ("offload-optimizer cpu_bandwidth=0", "of_adam", "! above 0"),
+    ("offload-optimizer", "of_adam", r"adam keeps 0\.01 MiB of state"),
+    ("offload-optimizer", "of_sgd", r"sgd keeps 0\.00 MiB of state: offloading frees nothing"),
+)

@@ -15,13 +15,12 @@ from recorded import (
     kernel_ns,
     makespan,
     noted,
-    refuses,
+    refusals,
     thread_and_stream,
 )
 from shared import shared_replay
 
 import daydream
-from daydream import NotApplicableError
 from daydream.costs import is_matrix
 from daydream.costs.device.roofline import KEPT_ON_MATRIX_UNITS
 from daydream.graph.build import build
@@ -85,20 +84,6 @@ def test_amp_by_the_factors_of_the_paper():
     assert kernels(graph).dtype.tolist() == ["float16", "float16", "float32"]
 
 
-def test_amp_keeps_factors_that_make_no_sense_from_passing():
-    graph = in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
-    does_not_apply("leave every kernel as it is", amp, graph, math_speedup=1, memory_speedup=1)
-    refuses("above 0", amp, graph, math_speedup=0)
-    assert makespan(graph) == 4 + 300 + 200
-
-
-def test_amp_and_autocast_refuse_what_runs_in_16_bits():
-    call = ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, "64x64 64x64", "bfloat16")
-    norm = ("aten::native_layer_norm", "forward", NORM, 100, "64x64 - 64 64")
-    for optimization in (amp, autocast):
-        does_not_apply("16 bits already: 100% of their time in bfloat16", optimization, recorded(call, norm))
-
-
 # Autocast
 
 LINEAR = ("aten::addmm", "forward", SGEMM, 4_005, "64 1000x64 64x64 - -")
@@ -137,12 +122,6 @@ def test_a_kernel_that_no_operator_launched_stays_as_it_is():
     autocast(graph)
     assert own.duration_ns.tolist() == [1_005]
     assert "Left as they are: 1 kernel that no operator launched." in graph.facts.notes
-
-
-def test_autocast_needs_units_for_its_type_and_32_bit_products():
-    does_not_apply("no bfloat16 units", autocast, recorded(*BLOCK), dtype="bfloat16")
-    does_not_apply("products or convolutions", autocast, recorded(BLOCK[1]))
-    does_not_apply("forward or backward", autocast, thread_and_stream("x 9 other"))
 
 
 def test_changes_of_layout_come_with_tensor_cores_and_go_with_channels_last():
@@ -184,15 +163,6 @@ def test_the_scaler_unscales_and_waits_for_its_flag():
     assert "1,000,000 gradients, by the run's parameters" in graph.facts.notes[0]
 
 
-def test_the_scaler_is_refused_where_it_is_or_is_not_needed():
-    scaled = training("multi_tensor_apply NonFiniteCheck", "aten::_amp_foreach_non_finite_check_and_unscale_")
-    does_not_apply("runs already", grad_scaler, scaled)
-    wide = training()
-    wide.select(name=SGEMM).set(dtype="bfloat16")
-    does_not_apply("needs no scaler", grad_scaler, wide)
-    does_not_apply("optimizer kernels", grad_scaler, recorded(*BLOCK))
-
-
 # A call that waits, the word the scaler needs
 
 
@@ -229,26 +199,6 @@ def test_depthwise_convolutions_stay_on_vector_units():
     assert kernel_ns(graph, name="depthwise") == [90_005]
 
 
-@pytest.mark.parametrize(
-    ("device", "call", "reason"),
-    [
-        (V100, PRODUCT, "a V100 SXM2 has no TF32 units"),
-        ("NVIDIA GeForce RTX 2080 Ti", PRODUCT, "a RTX 2080 Ti has no TF32 units"),
-        ("AMD Instinct MI300X", PRODUCT, "for NVIDIA GPUs"),
-        ("NVIDIA GeForce RTX 3090", PRODUCT, "in float32 and in TF32 alike"),
-        (None, PRODUCT, "does not name its GPU"),
-        (A100, (*PRODUCT, "bfloat16"), "no float32 matrix products"),
-        (A100, ("aten::mm", "forward", "ampere_sgemm_tf32", 9_000, None), "run in TF32 already"),
-        (A100, ("my::attention", "forward", "fmha_cutlassF_f32_aligned", 9_000, None), "run in TF32 already"),
-        # 2 FLOP for each 6 B and more: memory bounds it
-        (A100, ("aten::mm", "forward", SGEMM, 90_000, "1x4096 4096x4096"), "memory or launches bound"),
-    ],
-)
-def test_tf32_says_why_not(device, call, reason):
-    with pytest.raises(NotApplicableError, match=reason):
-        tf32(recorded(call, device=device))
-
-
 # fp8
 
 BF16 = ("aten::addmm", "forward", "nvjet_tst_128x256", 5_005, "64 1024x1024 1024x64", "bfloat16")
@@ -274,17 +224,6 @@ def test_fp8_with_scales_of_earlier_steps_reads_each_operand_once_and_inference_
     graph = recorded(BF16, device=H100)
     fp8(graph, scaling="delayed")
     assert kernel_names(graph, phase="forward") == ["cast to fp8 of left operand", "nvjet_tst_128x256"]
-
-
-@pytest.mark.parametrize("device", [A100, V100, "AMD Instinct MI250X"])
-def test_fp8_needs_units_and_shapes(device):
-    does_not_apply("no fp8 units", fp8, recorded(BF16, device=device))
-    does_not_apply("recorded shapes", fp8, recorded((*BF16[:4], None, "bfloat16"), device=H100))
-    does_not_apply(
-        "linear layers",
-        fp8,
-        recorded(("aten::bmm", "forward", "nvjet", 900, "8x64x64 8x64x64", "bfloat16"), device=H100),
-    )
 
 
 # Channels last
@@ -315,17 +254,6 @@ def test_what_a_convolution_turns_from_channels_last_stays():
     graph = program.graph()
     channels_last(graph)
     assert kernel_ns(graph) == [7, 50, 9, 8, 50, 50]
-
-
-def test_channels_last_says_why_not():
-    does_not_apply("no convolution", channels_last, thread_and_stream((SGEMM, 5, "forward")))
-    does_not_apply("in NHWC already", channels_last, thread_and_stream("xmma_fprop_conv_nhwc 50 forward"))
-    does_not_apply("NCHW kernels", channels_last, thread_and_stream("volta_scudnn_conv 50 forward"))
-    does_not_apply(
-        "only the images",
-        channels_last,
-        thread_and_stream("nchwToNhwcKernel 7 forward, conv_nhwc 50 forward"),
-    )
 
 
 # Flash attention
@@ -361,43 +289,7 @@ def test_a_chain_becomes_one_kernel_at_the_rate_of_the_products():
     assert not graph.lint()
 
 
-def test_attention_that_is_fused_with_more_in_the_forward_pass_is_refused():
-    hidden = ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES])
-    does_not_apply("in the backward pass alone", flash_attention, recorded(hidden, *BACKWARD))
-
-
-@pytest.mark.parametrize(
-    ("calls", "reason"),
-    [
-        (BLOCK, "no attention found"),
-        # a router: a linear layer, softmax, another linear layer
-        ((LINEAR, FORWARD[2], LINEAR), "no attention found"),
-        # shapes that are not those of attention: the second product does not read the scores
-        (
-            (*FORWARD[:3], ("aten::bmm", "forward", SGEMM, 9, "8x50x50 8x50x50")),
-            "no attention found",
-        ),
-        (
-            (("aten::_scaled_dot_product_flash_attention", "forward", "flash_fwd_kernel", 90, None),),
-            "fused kernels already",
-        ),
-    ],
-)
-def test_flash_attention_says_why_not(calls, reason):
-    with pytest.raises(NotApplicableError, match=reason):
-        flash_attention(recorded(*calls))
-
-
 # On a CPU nothing of this is modelled
-
-
-@pytest.mark.parametrize(
-    "optimization", [amp, autocast, tf32, fp8, grad_scaler, channels_last, flash_attention]
-)
-def test_work_on_a_cpu_is_refused(optimization):
-    graph = Graph()
-    put(graph, "aten::mm", "thread 1", 9, phase="forward", dtype="float32", step=0)
-    does_not_apply("kernel", optimization, graph)
 
 
 # The changes for real
@@ -456,6 +348,62 @@ def test_layout_changes_of_a_recorded_training_go():
     assert daydream.whatif(replay, "channels-last").speedup > 1.0
 
 
+CALLS = {
+    "in 16 bits": [
+        ("aten::mm", "forward", "ampere_bf16_s16816gemm", 300, "64x64 64x64", "bfloat16"),
+        ("aten::native_layer_norm", "forward", NORM, 100, "64x64 - 64 64"),
+    ],
+    "block": BLOCK,
+    "relu": [BLOCK[1]],
+    "product": [PRODUCT],
+    "product in bfloat16": [(*PRODUCT, "bfloat16")],
+    "product in tf32": [("aten::mm", "forward", "ampere_sgemm_tf32", 9_000, None)],
+    "fused": [("my::attention", "forward", "fmha_cutlassF_f32_aligned", 9_000, None)],
+    # 2 FLOP for each 6 B and more: memory bounds it
+    "row": [("aten::mm", "forward", SGEMM, 90_000, "1x4096 4096x4096")],
+    "layer": [BF16],
+    "layer without shapes": [(*BF16[:4], None, "bfloat16")],
+    "no layer": [("aten::bmm", "forward", "nvjet", 900, "8x64x64 8x64x64", "bfloat16")],
+    # a router: a linear layer, softmax, another linear layer
+    "router": [LINEAR, FORWARD[2], LINEAR],
+    # the second product does not read the scores
+    "no scores": [*FORWARD[:3], ("aten::bmm", "forward", SGEMM, 9, "8x50x50 8x50x50")],
+    "flash": [("aten::_scaled_dot_product_flash_attention", "forward", "flash_fwd_kernel", 90, None)],
+    "hidden": [
+        ("aten::bmm", "forward", "triton_per_fused__softmax_add_addmm_gelu_0", 14_000, [SCORES]),
+        *BACKWARD,
+    ],
+}
+
+
+def of(calls, device=V100):
+    return recorded(*CALLS[calls], device=device)
+
+
+def two_in_float32():
+    return in_float32((SGEMM, 300, "forward"), (RELU, 200, "backward"))
+
+
+def in_4_bits():
+    return mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
+
+
+def on_cpu():
+    graph = Graph()
+    put(graph, "aten::mm", "thread 1", 9, phase="forward", dtype="float32", step=0)
+    return graph
+
+
+def scaled():
+    return training("multi_tensor_apply NonFiniteCheck", "aten::_amp_foreach_non_finite_check_and_unscale_")
+
+
+def wide():
+    graph = training()
+    graph.select(name=SGEMM).set(dtype="bfloat16")
+    return graph
+
+
 # Kernels of fewer than 16 bits
 
 
@@ -476,11 +424,6 @@ def test_kernels_of_8_bits_stay_as_they_are_with_a_note():
     work = kernels(graph)
     assert work.duration_ns.tolist() == [20_000, 40_000]
     assert noted(graph, "Left as they are: 1 kernel of 8 or 4 bits, 0.04 ms")
-
-
-def test_a_pass_in_4_bits_is_no_pass_in_32():
-    graph = mixed_widths(("volta_sgemm_128x64", "float32", 20), ("_matmul_ogs_mxfp4", "float4_e2m1", 80))
-    does_not_apply("fewer than 16 bits already: 80% of their time in float4", amp, graph)
 
 
 # Which kernels autocast runs in 16 bits and where it casts: blocks of networks, drawn kernel by kernel
@@ -670,3 +613,53 @@ def test_a_cast_takes_a_launch_and_the_cpu_time_of_an_element_wise_operator():
     before = int(graph.select(kind="cpu").duration_ns.sum())
     autocast(graph)
     assert graph.select(kind="cpu").duration_ns.sum() == before + 7 * (4 + 6)
+
+
+test_work_that_stays_in_its_type_and_layout_is_refused = refusals(
+    globals(),
+    ("amp math_speedup=1 memory_speedup=1", "two_in_float32", "leave every kernel as it is"),
+    ("amp math_speedup=0", "two_in_float32", "! above 0"),
+    ("amp", "of 'in 16 bits'", "16 bits already: 100% of their time in bfloat16"),
+    ("autocast", "of 'in 16 bits'", "16 bits already: 100% of their time in bfloat16"),
+    ("autocast dtype=bfloat16", "of block", "no bfloat16 units"),
+    ("autocast", "of relu", "products or convolutions"),
+    ("autocast", "thread_and_stream 'x 9 other'", "forward or backward"),
+    ("grad-scaler", "scaled", "runs already"),
+    ("grad-scaler", "wide", "needs no scaler"),
+    ("grad-scaler", "of block", "optimizer kernels"),
+    ("tf32", "of product", "a V100 SXM2 has no TF32 units"),
+    ("tf32", "of product 'NVIDIA GeForce RTX 2080 Ti'", "a RTX 2080 Ti has no TF32 units"),
+    ("tf32", "of product 'AMD Instinct MI300X'", "for NVIDIA GPUs"),
+    ("tf32", "of product 'NVIDIA GeForce RTX 3090'", "in float32 and in TF32 alike"),
+    ("tf32", "of product None", "does not name its GPU"),
+    ("tf32", "of 'product in bfloat16' NVIDIA-A100-SXM4-40GB", "no float32 matrix products"),
+    ("tf32", "of 'product in tf32' NVIDIA-A100-SXM4-40GB", "run in TF32 already"),
+    ("tf32", "of 'fused' NVIDIA-A100-SXM4-40GB", "run in TF32 already"),
+    ("tf32", "of 'row' NVIDIA-A100-SXM4-40GB", "memory or launches bound"),
+    ("fp8", "of layer 'NVIDIA A100-SXM4-80GB'", "no fp8 units"),
+    ("fp8", "of layer", "no fp8 units"),
+    ("fp8", "of layer 'AMD Instinct MI250X'", "no fp8 units"),
+    ("fp8", "of 'layer without shapes' 'NVIDIA H100 80GB HBM3'", "recorded shapes"),
+    ("fp8", "of 'no layer' 'NVIDIA H100 80GB HBM3'", "linear layers"),
+    ("channels-last", "thread_and_stream 'ampere_sgemm_128x64_tn 5 forward'", "no convolution"),
+    ("channels-last", "thread_and_stream 'xmma_fprop_conv_nhwc 50 forward'", "in NHWC already"),
+    ("channels-last", "thread_and_stream 'volta_scudnn_conv 50 forward'", "NCHW kernels"),
+    (
+        "channels-last",
+        "thread_and_stream 'nchwToNhwcKernel 7 forward, conv_nhwc 50 forward'",
+        "only the images",
+    ),
+    ("flash-attention", "of block", "no attention found"),
+    ("flash-attention", "of router", "no attention found"),
+    ("flash-attention", "of 'no scores'", "no attention found"),
+    ("flash-attention", "of flash", "fused kernels already"),
+    ("flash-attention", "of hidden", "in the backward pass alone"),
+    ("amp", "in_4_bits", "fewer than 16 bits already: 80% of their time in float4"),
+    ("amp", "on_cpu", "kernel"),
+    ("autocast", "on_cpu", "kernel"),
+    ("tf32", "on_cpu", "kernel"),
+    ("fp8", "on_cpu", "kernel"),
+    ("grad-scaler", "on_cpu", "kernel"),
+    ("channels-last", "on_cpu", "kernel"),
+    ("flash-attention", "on_cpu", "kernel"),
+)

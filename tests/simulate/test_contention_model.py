@@ -109,6 +109,13 @@ def test_an_edited_duration_keeps_the_share_that_was_overlapped():
     assert spans(longer, 2, untouched=before)["kernel"] == (0, 200)
 
 
+def test_a_new_transfer_holds_as_much_overlap_as_those_recorded():
+    before = beside(100, 50)  # 25 of work at half speed
+    more = before.copy()
+    more.insert("new", kind="collective", lane="stream 9", duration_ns=40)
+    assert spans(more, 1, 2, untouched=before)["new"] == (0, 40)
+
+
 # laws -------------------------------------------------------------------------------------------
 
 
