@@ -23,66 +23,11 @@ from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shap
 
 Run: TypeAlias = Callable[[], object]
 
-INDEXED = (
-    "embedding",
-    "embedding_dense_backward",
-    "embedding_backward",
-    "embedding_bag",
-    "index_select",
-    "gather",
-    "scatter",
-    "scatter_add",
-    "index_add",
-    "index_put",
-    "_index_put_impl",
-    "index",
-    "nll_loss",
-    "nll_loss_forward",
-    "nll_loss2d_forward",
-    "nll_loss_nd",
-    "nll_loss_backward",
-    "nll_loss2d_backward",
-    "max_pool2d_with_indices_backward",
-)
-BY_STRIDES = (
-    "copy",
-    "clone",
-    "contiguous",
-    "to",
-    "_to_copy",
-    "permute_copy",
-    "transpose_copy",
-)
-BY_OTHER_VALUES = (
-    "pow",
-    "triu",
-    "tril",
-    "roll",
-    "flip",
-    "repeat_interleave",
-    "repeat",
-    "norm",
-)
-LAST = (
-    "softmax",
-    "log_softmax",
-    "_softmax",
-    "_log_softmax",
-    "_safe_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-)
-CONVOLUTIONS = (
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "_convolution",
-    "convolution_overrideable",
-    "cudnn_convolution",
-    "miopen_convolution",
-    "mkldnn_convolution",
-)
+UNRECORDED = {  # by trait
+    "indexed": "works on indices, whose values are not recorded",
+    "by-strides": "copies between layouts or types that are not recorded",
+    "by-values": "its work depends on numbers that are not recorded",
+}
 MASKS = ("mask", "condition")
 TRAINING = ("train", "training")
 SOME_FLOAT = 0.5  # for probabilities and factors; a dropout of 0 or 1 would be a special case
@@ -124,17 +69,12 @@ def rebuild(call: OperatorCall, device: str, *, trains: bool = True) -> list[Run
         raise RebuildError("not an operator of torch itself")
     if arguments is None:
         raise RebuildError("its shapes are not recorded")
-    for names, reason in (
-        (INDEXED, "works on indices, whose values are not recorded"),
-        (BY_STRIDES, "copies between layouts or types that are not recorded"),
-        (BY_OTHER_VALUES, "its work depends on numbers that are not recorded"),
-    ):
-        if name in names:
-            raise RebuildError(reason)
+    for trait in operator(name).traits & UNRECORDED.keys():
+        raise RebuildError(UNRECORDED[trait])
     if name.endswith(("batch_norm", "batch_norm_backward")) and name != "cudnn_batch_norm_backward":
         _check_channels(arguments)
     make = _Maker(call, device, trains=trains)
-    if name in CONVOLUTIONS:
+    if operator(name).formula == "convolution":
         return [_convolution(make, arguments, call.output)]
     if name == "convolution_backward":
         return [_convolution_backward(make, arguments)]
@@ -220,7 +160,7 @@ def _value(
         return _tensors(kind, part, make, mask=parameter.name in MASKS)
     if part:
         raise RebuildError("no overload takes tensors at these places")
-    if parameter.name.startswith("dim") and name not in LAST:
+    if parameter.name.startswith("dim") and operator(name).family != "softmax":
         raise RebuildError("the dimensions that it works along are not recorded")
     if parameter.name == "normalized_shape":
         return list(_weight_of_norm(arguments))

@@ -132,7 +132,11 @@ def main() -> None:
     for line in sys.stdin:
         call = json.loads(line)
         call["output"] = tuple(call["output"]) if call["output"] is not None else None
-        answer = _answer(OperatorCall(**call), settings)
+        try:
+            nanoseconds, repeats = _time(OperatorCall(**call), settings)
+            answer: dict[str, Any] = {"duration_ns": nanoseconds, "repeats": repeats}
+        except RebuildError as error:
+            answer = {"reason": str(error)}
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -151,33 +155,24 @@ def _machine(device: str, threads: int | None) -> dict[str, str]:
     return {"device": str(torch.cuda.get_device_name()), "torch": torch.__version__}
 
 
-def _answer(call: OperatorCall, settings: dict[str, Any]) -> dict[str, Any]:
-    try:
-        nanoseconds, repeats = _time(
-            call, settings["device"], settings["call_limit_s"], trains=settings["trains"]
-        )
-    except RebuildError as error:
-        return {"reason": str(error)}
-    return {"duration_ns": nanoseconds, "repeats": repeats}
-
-
-def _time(call: OperatorCall, device: str, limit_s: float, *, trains: bool) -> tuple[float, int]:
+def _time(call: OperatorCall, settings: dict[str, Any]) -> tuple[float, int]:
     """Return the time of a call in ns and its repetitions."""
     import torch
 
+    device = settings["device"]
     if call.nbytes > MOST_OF_MEMORY * _free_bytes(device):
         raise RebuildError("it needs more memory than is free here")
     refused = ""
     with torch.no_grad(), number_format(call.dtype):
         ways: list[Run] = []
         try:
-            ways = rebuild(call, device, trains=trains)
+            ways = rebuild(call, device, trains=settings["trains"])
         except TORCH_RAISES as error:
             refused = _first_sentence(error)
         for run in ways:
             try:
                 run()
-                return time_ns(run, device, limit_s)
+                return time_ns(run, device, settings["call_limit_s"])
             except TORCH_RAISES as error:
                 refused = refused or _first_sentence(error)
     raise RebuildError(f"torch refuses it: {refused}")

@@ -6,7 +6,8 @@
 | `family` | matmul, convolution, attention, recurrent, normalization, softmax, loss, element-wise, ... |
 | `formula` | the function in `workload/` of FLOP and elements; `flop`, `reads`, `writes` are its numbers |
 | `roles` | of each argument: input, weight, bias, statistic, factor (of `mm`), left, right (batched), index |
-| `traits` | no-work, allocates, loss, activation; mask and indices: a result of 1 or 8 bytes an element |
+| `traits` | no-work, allocates, loss, activation; mask and indices: a result of 1 or 8 bytes an element; |
+| | indexed, by-strides, by-values: the work depends on what no trace records |
 | `autocast_gpu`, `autocast_cpu` | 16, 32 (`32 result`: the type asked for), widest: bits under autocast |
 | `nodes` | autograd's nodes, with the number of inputs and of results that each saves |
 | `tags` | view, random, composite (calls others), fusible (element by element), data-dependent (CPU waits) |

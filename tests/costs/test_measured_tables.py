@@ -18,6 +18,7 @@ from daydream.calibration.run import Calibration, Questions, calibrate, calibrat
 from daydream.costs import KernelTable, find_device, measured_ns, retime
 from daydream.costs.device import measured_tables
 from daydream.costs.device.measured import give_table
+from daydream.costs.device.measured_tables import measured_ratio
 from daydream.costs.kernels import floor_ns
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.model.precision import SORTS
@@ -414,6 +415,15 @@ def test_of_several_libraries_the_fastest_counts(tables):
     tables(H100, lambda *sizes: 1e12, library="slow")
     ((ns,), _) = measured_ns(H100, "gemm", "float16", np.array([[4096, 4096, 4096]]))
     assert ns == pytest.approx(2 * (2_500 + 2**37 / 989.4e3))
+
+
+def test_a_library_that_took_as_long_as_the_call_tells_the_ratio(tables):
+    for device, sglang, vllm in ((H100, 1, 4), (B200, 0.5, 1)):
+        for library, times in (("sglang", sglang), ("vllm", vllm)):
+            tables(device, lambda *sizes, times=times: times * at_half_of_peak(989.4)(*sizes), library)
+    took = 4 * at_half_of_peak(989.4)(4096, 4096, 4096)
+    ratio, _ = measured_ratio(H100, B200, "gemm", "bfloat16", [(4096, 4096, 4096)], np.array([took]))
+    assert ratio == pytest.approx(0.25, rel=0.01)
 
 
 def test_a_product_in_tf32_is_one_in_16_bits_that_sums_over_twice_as_many(tables):

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from daydream.arrays import distinct_rows
 from daydream.costs.devices import Device
 from daydream.errors import INSTALL
 
+LIBRARIES = "sglang", "trtllm", "vllm"  # that were measured, each in a folder
+APART = 0.03  # by which a library's time may differ from a call's without counting much less
 NEIGHBORS, ALONE = 4, 1e9  # a size that was measured itself counts alone
 FIXED_NS = 2500.0  # of the roofline that is corrected: what the smallest rows take
 # A half-width at 90%: so many times the neighbors' disagreement, at least `LEAST`, and more by each octave to
@@ -39,15 +42,15 @@ FORMATS = {"float16": "bfloat16", "bfloat16": "bfloat16"}  # as fast as each oth
 COLLECTIVES = "all_reduce", "all_gather", "reduce_scatter", "alltoall"
 NCCL = Table("comm/nccl/*/nccl_perf", "nccl_dtype", ("num_gpus", "message_size"))
 TABLES = {
-    "gemm": Table("gemm/*/*/gemm_perf", "gemm_dtype", ("m", "n", "k")),
+    "gemm": Table("gemm/{}/*/gemm_perf", "gemm_dtype", ("m", "n", "k")),
     "attention": Table(
-        "attention/*/*/context_attention_perf",
+        "attention/{}/*/context_attention_perf",
         "attn_dtype",
         ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
         {"window_size": 0},
     ),
     "moe": Table(
-        "moe/*/*/moe_perf",
+        "moe/{}/*/moe_perf",
         "moe_dtype",
         ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts"),
         {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced"},
@@ -70,8 +73,49 @@ def missing_tables(here: Device, there: Device) -> str:
     return f"Products were measured on both GPUs; for a narrower range: {INSTALL.format('gpus')}."
 
 
+def measured_ratio(
+    here: Device,
+    there: Device,
+    operation: str,
+    dtype: str,
+    sizes: npt.ArrayLike,
+    took_ns: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return how many times as long calls take on another GPU, and by which part that may be off.
+
+    It is the ratio of what the nearest measured sizes take on both. Libraries have ratios of their own: those
+    count whose time here is near the call's.
+
+    Args:
+        here: the GPU that the calls ran on.
+        there: the other one.
+        operation: as of `measured_ns`.
+        dtype: likewise.
+        sizes: likewise.
+        took_ns: what each call took here, ns, shape (calls,).
+
+    Returns:
+        ratios, and half-widths at 90%: float64, shape (calls,). None where one of the GPUs was not measured.
+    """
+    ratios, weights, spreads = [], [], []
+    for library in LIBRARIES:
+        before, after = (
+            measured_ns(device, operation, dtype, sizes, library) for device in (here, there)
+        )
+        if before is not None and after is not None:
+            ratios.append(np.log(after[0] / before[0]))
+            weights.append((np.abs(np.log(before[0] / np.maximum(took_ns, 1))) + APART) ** -2)
+            spreads.append(np.maximum(before[1], after[1]))
+    if not ratios:
+        return None
+    middle = np.average(ratios, axis=0, weights=weights)
+    apart = np.average((ratios - middle) ** 2, axis=0, weights=weights) ** 0.5
+    spread = np.average(spreads, axis=0, weights=weights)
+    return np.exp(middle), np.hypot(spread, TIMES * apart)
+
+
 def measured_ns(
-    device: Device, operation: str, dtype: str, sizes: np.ndarray
+    device: Device, operation: str, dtype: str, sizes: npt.ArrayLike, library: str = "*"
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return what calls of an operation take on a GPU, from its four nearest measured sizes.
 
@@ -82,6 +126,7 @@ def measured_ns(
             `all_gather`, `reduce_scatter`, `alltoall` (GPUs in one node, elements in 16 bits).
         dtype: torch's name of a type, or `tf32`.
         sizes: of each call, int64, shape (calls, sizes).
+        library: one of `LIBRARIES`; by default the one that serves each size best.
 
     Returns:
         ns, and by which part they may be off at 90%: float64, shape (calls,). None where nobody measured it:
@@ -90,7 +135,7 @@ def measured_ns(
     sizes = np.maximum(np.asarray(sizes, np.float64), 1.0)
     if dtype == "tf32" and operation == "gemm":  # half the rate and twice the bytes
         sizes, dtype = sizes * (1, 1, 2), "bfloat16"
-    rows = _rows(device.tables, operation, dtype)
+    rows = _rows(device.tables, operation, dtype, library)
     if rows is None:
         return None
     known, off = np.log2(rows[0]), np.log(rows[1] / _roofline_ns(device, operation, dtype, rows[0]))
@@ -108,7 +153,9 @@ def measured_ns(
 
 
 @lru_cache(maxsize=32)
-def _rows(gpu: str | None, operation: str, dtype: str) -> tuple[np.ndarray, np.ndarray] | None:
+def _rows(
+    gpu: str | None, operation: str, dtype: str, library: str
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the measured sizes and what each took, ns."""
     from pyarrow import dataset, scalar, schema
 
@@ -119,7 +166,7 @@ def _rows(gpu: str | None, operation: str, dtype: str) -> tuple[np.ndarray, np.n
     wanted = {table.dtype: "half" if operation in COLLECTIVES else named, **table.only}
     columns = {**dict.fromkeys(table.sizes, "int64"), "latency": "float64"}
     kinds = {name: scalar(value).type for name, value in wanted.items()}
-    files = sorted((at / gpu).glob(f"{table.files}.parquet"))
+    files = sorted((at / gpu).glob(f"{table.files.format(library)}.parquet"))
     held = dataset.dataset(files, schema=schema(list({**columns, **kinds}.items())))
     for name, value in wanted.items():  # not all files have all columns
         held = held.filter((dataset.field(name) == value) | dataset.field(name).is_null())
@@ -127,7 +174,7 @@ def _rows(gpu: str | None, operation: str, dtype: str) -> tuple[np.ndarray, np.n
     if len(rows) <= NEIGHBORS:
         return None
     sizes = np.stack([rows[name].to_numpy() for name in table.sizes], axis=1).astype(float)
-    return sizes, rows["latency_min"].to_numpy() * 1e6  # ms; the library that serves the GPU best
+    return sizes, rows["latency_min"].to_numpy() * 1e6  # ms
 
 
 def _roofline_ns(device: Device, operation: str, dtype: str, sizes: np.ndarray) -> np.ndarray:

@@ -24,7 +24,8 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from daydream.costs.device.measured_tables import measured_ns
+from daydream.costs.device.measured import recorded_ns
+from daydream.costs.device.measured_tables import measured_ratio
 from daydream.costs.devices import Device, device_of, device_properties, under_load
 from daydream.costs.kernel_names import OVER_LINK, names_fit
 from daydream.costs.kernels import (
@@ -95,7 +96,8 @@ AS_EASY_TO_FEED = 2.2
 # How far the rule of peaks is off for products on matrix units between GPUs of other units: at 90%, over the
 # public tables of `measured_tables.py`, 29 to 87% from A100 and H100 to newer ones.
 OFF_BETWEEN_UNITS = 0.5
-OPERATIONS = {"matmul": "gemm", "attention": "attention"}  # that are measured, by family
+# That are measured, by family and number of sizes.
+OPERATIONS = {("matmul", 3): "gemm", ("attention", 5): "attention", ("matmul", 5): "moe"}
 ABOVE_PEAK = 1.1  # of vector units: a product this fast does not run there
 
 
@@ -537,11 +539,10 @@ def no_faster_than_peaks(change: Change) -> None:
 
 
 def as_measured(change: Change) -> None:
-    """Products and attention go with what the nearest sizes that were measured take on both devices.
+    """Products, attention and experts go with what the nearest measured sizes take on both devices.
 
-    Held out, 300 sizes of products from H100 to H200 are off by 2.4% in the median, to B200 by 3.7% and in
-    8 bits by 5.5%; by peaks by 5.5%, 12.8% and 14.2%. Attention's backward goes as its forward; what a library
-    has for the new device and this one has not is in the tables, so there the range covers the peaks, too.
+    docs/costs.md has the errors. Attention's backward goes as its forward; what a library has for the new device
+    and this one has not is in the tables, so there, and of experts, the range covers the peaks, too.
     """
     if not change.other_device:
         return
@@ -549,24 +550,24 @@ def as_measured(change: Change) -> None:
     alike &= change.matrix & ~change.resized
     if change.here.tflops != change.there.tflops:
         change.doubt[alike] = OFF_BETWEEN_UNITS
+    call = change.work.call
     calls = calls_of(change.graph.recorded)
-    which = calls.which[change.work.call] if len(calls.which) else change.work.call
-    sized = np.array([*(len(each.sizes) > 0 for each in calls.amounts), False])[which]
-    alike &= change.known & (change.work.call >= 0) & sized
-    for (family, operation), number_format in product(OPERATIONS.items(), ON_MATRIX_UNITS):
-        mine = np.flatnonzero(alike & change.work.is_of(family) & (change.formats == number_format))
+    which = calls.which[call] if len(calls.which) else call
+    sizes = np.array([*(len(each.sizes) for each in calls.amounts), 0])[which]
+    alike &= change.known & (call >= 0)
+    for ((family, many), operation), dtype in product(OPERATIONS.items(), ON_MATRIX_UNITS):
+        mine = change.work.is_of(family) & (sizes == many) & (change.formats == dtype)
+        mine = np.flatnonzero(mine & alike)
+        if not len(mine):
+            continue
         asked = [calls.amounts[place].sizes for place in which[mine].tolist()]
-        if not asked:
+        took = recorded_ns(change.graph)[call[mine]]
+        found = measured_ratio(change.here, change.there, operation, dtype, asked, took)
+        if found is None:
             continue
-        before, after = (
-            measured_ns(device, operation, number_format, np.array(asked))
-            for device in (change.here, change.there)
-        )
-        if before is None or after is None:
-            continue
-        new = change.old[mine] * after[0] / before[0]
-        apart = np.abs(change.new[mine] / new - 1) if family == "attention" else 0.0
-        change.doubt[mine] = np.maximum(np.maximum(before[1], after[1]), apart)
+        new = change.old[mine] * found[0]
+        apart = np.abs(change.new[mine] / new - 1) if many > 3 else 0.0
+        change.doubt[mine] = np.maximum(found[1], apart)
         change.new[mine] = new
         change.model[mine] = "measured"
 

@@ -19,7 +19,9 @@ one: such kernels are bound by memory, so what counts is their traffic.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 from daydream.costs.operators import Operator
@@ -235,12 +237,13 @@ def grouped(call: Call) -> Amount | None:
     k = left[-1]
     n = right[-1]
     if len(left) == len(right) == 3:
-        return product(left[0], m, k, n)
-    groups = 1
+        return product(left[0], m, k, n)._replace(sizes=(left[0] * m, k, n, 1, left[0]))
+    groups, sizes = 1, (m, k, n, 1, right[0]) if len(right) == 3 else ()
     if len(left) == len(right) == 2:  # the sum is cut into groups, each with a result of its own
         ends = [shape for shape in others if len(shape) == 1]
         groups = ends[-1][0] if ends else 1
-    return call.amount(2 * m * k * n, prod(left) + prod(right) + groups * m * n)
+    moved = prod(left) + prod(right) + groups * m * n
+    return Amount("matmul", 2 * m * k * n, moved, sizes=sizes)
 
 
 def experts(call: Call) -> Amount | None:
@@ -253,9 +256,9 @@ def experts(call: Call) -> Amount | None:
         return None
     routed = tokens * min(chosen)
     used = min(number, routed) * (wide * hidden + out * inner)
-    return call.amount(
-        2 * routed * hidden * (wide + inner), used + 2 * tokens * hidden + routed * wide
-    )
+    moved = used + 2 * tokens * hidden + routed * wide
+    sizes = tokens, hidden, inner, min(chosen), number
+    return Amount("matmul", 2 * routed * hidden * (wide + inner), moved, sizes=sizes)
 
 
 def library_product(call: Call) -> Amount | None:
@@ -278,12 +281,6 @@ def embedding(call: Call) -> Amount:
     return call.amount(0, 2 * rows * width, rows * INDEX_BYTES)
 
 
-def embedding_backward(call: Call) -> Amount:
-    """Gradient read, its rows of the weight's gradient written; the weight's size is not recorded."""
-    size = elements(call.tensors[0])
-    return call.amount(size, 2 * size, elements(call.tensors[1]) * INDEX_BYTES)
-
-
 def embedding_bag(call: Call) -> Amount:
     """Rows are read and added up; a row a bag is written."""
     weight, index, ends = call.tensors[:3]
@@ -293,24 +290,23 @@ def embedding_bag(call: Call) -> Amount:
     return call.amount(rows * width, (rows + bags) * width, (rows + bags) * INDEX_BYTES)
 
 
-# Of a tensor by its place: FLOP, elements and bytes of other types for each of its elements.
-SIZED = {
-    "gather": (1, 0, 2, INDEX_BYTES),
-    "scatter": (-1, 1, 3, INDEX_BYTES),  # elements are added where their indices say
-    "write": (0, 0, 1, 0),
-    "reduction": (0, 1, 1, 0),  # what is written is left out: the dimensions are not recorded
-    "scan": (0, 1, 2, 0),
-    "clone": (0, 0, 2, 0),
-    "dropout": (0, 2, 2, MASK_BYTES),
-    "nll": (1, 2, 1, INDEX_BYTES),
-}
+@cache
+def _sizes() -> dict[str, list[list[float]]]:
+    """Return the rows of `sizes.tsv`: place of a tensor; FLOP, elements and bytes of others for each element."""
+    found: dict[str, list[list[float]]] = {}
+    lines = Path(__file__).parents[1].joinpath("sizes.tsv").read_text("utf-8").splitlines()
+    for name, *numbers in (line.split("\t") for line in lines[1:]):
+        found.setdefault(name, []).append([*map(float, numbers)])
+    return found
 
 
 def sized(call: Call) -> Amount:
-    """What goes with the size of one tensor."""
-    place, flop, moved, extra = SIZED[call.op.formula]
-    size = elements(call.tensors[place])
-    return call.amount(flop * size, moved * size, extra * size)
+    """What goes with the sizes of some tensors."""
+    total = [0, 0, 0]
+    for place, *each in _sizes()[call.op.formula]:
+        size = elements(call.tensors[int(place)])
+        total = [round(old + one * size) for old, one in zip(total, each, strict=True)]
+    return call.amount(*total)
 
 
 def pooling(call: Call) -> Amount:
@@ -385,12 +381,6 @@ def glu(call: Call) -> Amount:
     return call.amount(2 * half, 3 * half)
 
 
-def glu_backward(call: Call) -> Amount:
-    """Gradients of both halves."""
-    size = elements(call.tensors[1])
-    return call.amount(3 * size, elements(call.tensors[0]) + 2 * size)
-
-
 def normalization(call: Call) -> Amount:
     """Tensors of the input's size are read and written, and the parameters once.
 
@@ -426,18 +416,6 @@ def concatenate(call: Call) -> Amount:
     """Each tensor of the first list is read and written."""
     parts = call.lists[0]
     return call.amount(0, 2 * elements(parts), tensors=len(parts))
-
-
-def lstm_cell(call: Call) -> Amount:
-    """Gates from two inputs of 4H, with the cell read; hidden, cell and activated gates written."""
-    gates, _, cell = map(elements, call.tensors[:3])
-    return call.amount(2 * gates + 5 * cell, 3 * gates + 3 * cell)
-
-
-def gru_cell(call: Call) -> Amount:
-    """Gates from two inputs of 3H, with the state read; the state and five values for later written."""
-    gates, _, state = map(elements, call.tensors[:3])
-    return call.amount(2 * gates + 4 * state, 2 * gates + 7 * state)
 
 
 def list_update(call: Call) -> Amount:
