@@ -220,7 +220,7 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         of_the_change = replace(found, rerun=0.0, recording=0.0)
         others = [(read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
         for changed in on_other_cpus(comparison.graph):
-            others.append((step_ns + _longer_ns(comparison, changed), 0))
+            others.append((step_ns + round(_longer_ns(comparison, changed)), 0))
             of_the_change = replace(of_the_change, variation=0.0)
         for other_ns, late_ns in (*others, *filter(None, [(comparison.released or ())[:2]])):
             ends += replace(of_the_change, unknown=hypot(found.unknown, late_ns)).ends(other_ns)

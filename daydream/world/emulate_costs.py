@@ -105,8 +105,8 @@ def _recurrence(call: Call) -> tuple[int, int] | None:
     """Return the layers (of each direction) and time steps of cuDNN's recurrent operator; None for others."""
     if operator(bare_name(call.name)).family != "recurrent":
         return None
-    layers, batch, _ = call.arguments[RNN_STATE]  # type: ignore[misc]
-    return layers, prod(call.results[0][:-1]) // batch  # type: ignore[call-overload,operator]
+    states: Any = call.arguments[RNN_STATE]
+    return states[0], prod(call.results[0][:-1]) // states[1]
 
 
 def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float:
@@ -196,7 +196,8 @@ def work(call: Call) -> tuple[int, int]:
         if operator(bare_name(call.name)).family in BY_FORMULA:
             nbytes = amount.nbytes(size) or nbytes
         if recurrence := _recurrence(call):  # each time step reads the weights of states again
-            weights = sum(prod(size) for size in call.arguments[1] if len(size) > 1) // 2
+            held: Any = call.arguments[1]
+            weights = sum(prod(one) for one in held if len(one) > 1) // 2
             nbytes += (recurrence[1] - 1) * weights * size
         if call.causal and amount.sizes:
             # Of its blocks of queries and keys those above the diagonal are left out.
