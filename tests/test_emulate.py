@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import daydream
 from daydream.costs.devices import find_device
 from daydream.errors import NotApplicableError
 from daydream.trace.recorded_time import made_up
@@ -167,7 +168,7 @@ def collect(folder: Path, script: str, *options: str) -> Any:
 
 
 def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
-    done = collect(tmp_path, DDP, "--world", "8")
+    done = collect(tmp_path, DDP, "--world", "8", "--cluster", "dgx-h100")
     assert done.returncode == 0, done.stderr
     trace = Trace.load(tmp_path / "train.parquet")
     assert made_up(trace) == "emulated H100 SXM, rank 0 of 8 in a fake world"
@@ -175,6 +176,10 @@ def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
     assert sum(one == "all_reduce" for one in trace.values("collective")) >= 3
     [left_out] = [note for note in trace.metadata["notes"] if note.startswith("Not emulated")]
     assert "DDP's buckets stay those of its first step" in left_out
+    found = daydream.whatif(trace, "scale", on="gpu", factor=0.5)  # the CPU decides: slow ones, fast ones
+    assert found.predicted_low_ns
+    assert found.predicted_high_ns
+    assert found.predicted_high_ns > 1.4 * found.simulated_ns > 1.6 * found.predicted_low_ns
 
 
 def test_a_script_without_a_gpu_is_refused(tmp_path: Path) -> None:
@@ -210,6 +215,30 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn() -> None:
     # Two layers of ten steps, each a product and its cell, and eight more a layer; sixteen more backward.
     count = [len(kernels_of(call, find_device("h100"))) for call in (forward, backward)]
     assert count == [2 * (2 * 10 + 8), 2 * (2 * 10 + 16)]
+
+
+def test_packed_sequences_are_as_long_as_they_are() -> None:
+    from torch.nn.utils import rnn
+
+    from daydream.world.emulate import emulated
+
+    with emulated("h100"):
+        x = torch.randn(3, 9, 8, device="cuda")
+        packed = rnn.pack_padded_sequence(x, torch.tensor([9, 3, 5]), True, False)
+        assert packed.data.shape == (9 + 3 + 5, 8)
+        result, _ = torch.nn.GRU(8, 16, bidirectional=True, device="cuda")(packed)
+        padded, _ = rnn.pad_packed_sequence(result, batch_first=True)
+        padded.sum().backward()
+    assert padded.shape == (3, 9, 32)
+
+
+def test_copies_are_read_once_and_written_once() -> None:
+    from daydream.world.emulate import emulated, observed
+
+    with emulated("h100") as gpu:
+        x, y = torch.randn(2, 256, 4, device="cuda")
+        [copied, filled] = observed(gpu, lambda: x.copy_(y).fill_(1))
+    assert (copied.nbytes, filled.nbytes) == (2 * 4096, 4096)
 
 
 def test_views_of_a_copied_layer_take_no_memory() -> None:

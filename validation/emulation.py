@@ -1,11 +1,11 @@
 """Emulated against recorded: the recordings of an H100 and an H200, each by what was learned from other models.
 
-    python validation/emulation.py --scratch FOLDER            kernels and memory
-    python validation/emulation.py --scratch FOLDER --steps    steps and intervals, too: a recording each
+    python validation/emulation.py --scratch FOLDER            kernels, steps and their intervals, memory
     python validation/emulation.py --scratch FOLDER --write    learn `daydream/world/emulate.tsv` from all
 
 It takes torchvision and transformers, and the extra `gpus`. What the folder holds stays: empty it where emulation
-changed. A step is what it took without the profiler, a peak what PyTorch's allocator said; models were recorded in
+changed; costs and tables may change. With `--write` it prints what a CPU takes, too (`daydream/world/__init__.py`). A
+step is what it took without the profiler, a peak what PyTorch's allocator said; models were recorded in
 turn in a process that keeps what CUDA graphs of earlier ones left, so peaks begin at the fewest bytes that a step held.
 """
 
@@ -17,23 +17,31 @@ import pickle
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
+from itertools import product
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import convert
 
 import daydream
+from daydream import world
+from daydream.collect.live.capture import Captured, ProfilerWindow
 from daydream.costs.devices import find_device
 from daydream.costs.operators import bare_name, operator
+from daydream.predict.basis import STUDENT_90
 from daydream.trace.schema import DEVICE_KINDS
+from daydream.world import emulate_costs as costs
+from daydream.world import emulate_rows
+from daydream.world.emulate import emulated
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / name) for name in ("benchmarks", "examples")]
 TABLE = HERE.parent / "daydream/world/emulate.tsv"
+IDLE = 0.75  # of a step: what the GPU works at most where the CPU decides
 LEAST = 3e-5  # of all recorded time: an operator that is learned
 NEARLY_ALL = 0.87  # of an operator's time: one format
 ALIASES = {  # names that stand for the same kernels, recorded and emulated
@@ -73,9 +81,19 @@ class Case(NamedTuple):
     step_ms: float
     peak: int
 
-    def of(self, scratch: Path, kind: str) -> Path:
-        """Return the file of what was emulated."""
-        return scratch / f"{self.model}-{self.change}-{self.gpu}.{kind}"
+    def raw(self, scratch: Path) -> Path:
+        """Return the file of what was emulated: all of these GPUs run the same."""
+        return scratch / f"{self.model}-{self.change}.raw"
+
+
+class Raw(NamedTuple):
+    """An emulated step: what the profiler wrote, its markers and calls, bytes at most, and before."""
+
+    recording: Any
+    markers: Any
+    calls: list[Any]
+    peak: int
+    held: int
 
 
 @cache
@@ -160,7 +178,7 @@ def prepared(case: Case) -> Callable[[], None]:
 
     batch = BATCHES.get(case.model, 64)
     if case.model in gpu_steps.MODELS:
-        return gpu_steps.built(case.model)[:2]
+        return gpu_steps.built(case.model)[1]
     if case.model in SIZES:
         model, words, tokens = transformer(case.model), 32_000, SIZES[case.model][3]
     elif case.model == "train_gpt":
@@ -194,29 +212,21 @@ def prepared(case: Case) -> Callable[[], None]:
     return step
 
 
-def emulate(case: Case, rows: dict[str, Any] | None, path: Path) -> str:
-    """Save the calls of a step, its peak and what it held before or, with rows of a table, a recording."""
-    from daydream.world import emulate as world
-    from daydream.world import emulate_costs
-
-    emulate_costs.learned = (lambda: rows) if rows else emulate_costs.learned  # type: ignore[assignment]
-    world.emulate_script(case.gpu, "typical")
-    gpu = world.SCRIPT[0]
-    try:
+def emulate(case: Case, path: Path) -> None:
+    """Save a step's recording as the profiler wrote it, with the calls, the peak and what was held before."""
+    with emulated(case.gpu) as gpu:
         step = prepared(case)
-    except ImportError as error:
-        return f"{path.stem} is left out: {error}"
-    step()
-    step()
-    if rows is None:
+        step()
         gpu.forget_peak()
         held = gpu.held_bytes
-        path.write_bytes(pickle.dumps((world.observed(gpu, step), gpu.peak_bytes, held)))
-        return ""
-    with daydream.collect(path, steps=1, warmup=0, unprofiled=0, force=True) as recording:
-        while recording.trace is None:
-            step()
-    return ""
+        window = ProfilerWindow(with_stack=False, memory=False)
+        window.start()
+        window.mark(0)
+        step()
+        window.mark(1)
+        found = window.stop([])
+        raw = Raw(found.recording, found.markers, gpu.calls, gpu.peak_bytes, held)
+    path.write_bytes(pickle.dumps(raw))
 
 
 def added(times: Times, name: str, ns: int) -> None:
@@ -242,13 +252,42 @@ def recorded(path: Path) -> tuple[Times, int]:
     return times, int(end[-1] - start.min() - np.maximum(start[order][1:] - end[:-1], 0).sum())
 
 
+def cpu_ns(case: Case) -> float:
+    """Return what the CPU takes for a recorded step, where it decides; else 0."""
+    step_ns = case.step_ms * 1e6
+    return step_ns if recorded(case.trace)[1] < IDLE * step_ns else 0.0
+
+
+@cache
+def counted(case: Case, scratch: Path) -> list[int]:
+    """Return how many operators, layers and kernels an emulated step calls."""
+    trace = clocked(pickle.loads(case.raw(scratch).read_bytes()), case.gpu)
+    return [int(trace.is_kind(kind).sum()) for kind in ("operator", "module", "kernel")]
+
+
+def learn_cpu(scratch: Path, left_out: str = "") -> tuple[list[int], float]:
+    """Return what a CPU takes of each of these, ns, and how many times that one of ten takes, or a part of it."""
+    seen = [
+        (case.model, cpu_ns(case), counted(case, scratch))
+        for case in cases()
+        if case.raw(scratch).exists() and not is_of(case.model, left_out) and cpu_ns(case)
+    ]
+    models, took, counts = (np.array(each) for each in zip(*seen, strict=True))
+    weight = np.array([1 / (models == model).sum() for model in models])
+    tried = np.array([*product(range(1000, 6000, 500), range(0, 105_000, 5_000), range(2000, 15_000, 500))])
+    off = np.log(took / (tried @ counts.T))
+    best = (np.abs(off - np.average(off, 1, weight)[:, None]) @ weight + np.abs(off @ weight)).argmin()
+    number = int(weight.sum().round())
+    variance = np.average((off[best] - np.average(off[best], weights=weight)) ** 2, weights=weight)
+    several = STUDENT_90[min(number - 1, len(STUDENT_90)) - 1] * (variance * (1 + 1 / number)) ** 0.5
+    return tried[best].tolist(), float(np.exp(several))
+
+
 def ran(calls: list[Any], gpu: str) -> Times:
     """Return what an emulated step ran."""
-    from daydream.world.emulate_costs import kernels_of
-
     times: Times = {}
     for call in calls:
-        for kernel in kernels_of(call, find_device(gpu)):
+        for kernel in costs.kernels_of(call, find_device(gpu)):
             added(times, call.name, kernel.duration_ns)
     return times
 
@@ -256,10 +295,8 @@ def ran(calls: list[Any], gpu: str) -> Times:
 @cache
 def ideals(path: Path, gpu: str) -> dict[tuple[str, tuple[str, str]], Any]:
     """Return, by operator and by what it is learned as, ns at the peaks by FLOP and bytes, calls, ns expected."""
-    from daydream.world import emulate_costs as costs
-
     found: Any = defaultdict(lambda: np.zeros(4))
-    for call in pickle.loads(path.read_bytes())[0]:
+    for call in pickle.loads(path.read_bytes()).calls:
         name, number, device = bare_name(call.name), costs.number_format(call), find_device(gpu)
         family = operator(name).family
         by_format = family in BY_FORMAT or (family == "normalization" and number.endswith("float16"))
@@ -275,11 +312,9 @@ def learn(scratch: Path, left_out: str = "") -> list[list[str]]:
     Parts of the peaks are medians over recordings, weighted by their time; a recording counts for an operator of
     which one format takes nearly all of the time.
     """
-    from daydream.world import emulate_costs as costs
-
     seen, names, total = defaultdict(list), defaultdict(set), 0
     for case in cases():
-        path, device = case.of(scratch, "calls"), find_device(case.gpu)
+        path, device = case.raw(scratch), find_device(case.gpu)
         if not path.exists() or is_of(case.model, left_out):
             continue
         times, _ = recorded(case.trace)
@@ -327,19 +362,17 @@ def middle(weighted: list[Any], otherwise: str) -> str:
 
 
 def judged(case: Case, scratch: Path) -> dict[str, Any]:
-    """Return a row: figures recorded and emulated, and errors; by the table that counts now."""
-    from daydream.world import emulate_costs as costs
-
+    """Return a row: figures recorded and emulated, and errors; by the tables that count now."""
     row: dict[str, Any] = {"recording": f"{case.model} {case.change} {case.gpu}"}
 
     def compare(title: str, there: float, here: float) -> None:
         row.update({title: f"{there:.1f} {here:.1f}", f"{title}: error": here / there - 1})
 
-    calls, peak, held = pickle.loads(case.of(scratch, "calls").read_bytes())
+    raw: Raw = pickle.loads(case.raw(scratch).read_bytes())
     (times, busy_ns), own = recorded(case.trace), costs.measured_call_ns
     for title, lookup in (("kernels, ms", lambda *_: None), ("by tables, ms", own)):
         costs.measured_call_ns = lookup
-        found = ran(calls, case.gpu)
+        found = ran(raw.calls, case.gpu)
         compare(title, busy_ns / 1e6, sum(each[0] for each in found.values()) / 1e6)
     compare("kernels", *(sum(each[1] for each in one.values()) for one in (times, found)))
     before, path = 0, HERE / f"h200/after/{case.model}-base_memory.parquet"
@@ -349,69 +382,67 @@ def judged(case: Case, scratch: Path) -> dict[str, Any]:
         step = next(step for step in trace.metadata["steps"] if step["covered"])
         at = np.array(memory["time_ns"])
         within = (memory["device"] >= 0) & (at >= step["start_ns"]) & (at <= step["end_ns"])
-        before = int(np.array(memory["allocated_bytes"])[within].min()) - held
+        before = int(np.array(memory["allocated_bytes"])[within].min()) - raw.held
     if case.peak:
-        compare("peak, MiB", (case.peak - before) / 2**20, peak / 2**20)
-    if (made := case.of(scratch, "parquet")).exists():
-        result, there = daydream.replay(made), daydream.replay(case.trace)
-        low, high = (result.replayed_ns / 1e6 * (1 + sign * result.spread) for sign in (-1, 1))
-        compare("step, ms", case.step_ms, result.replayed_ns / 1e6)
-        row["inside"] = f"{low:.1f} to {high:.1f}" + ("" if low <= case.step_ms <= high else " MISSED")
-        shares = []
-        for graph in (there.graph, result.graph):
-            kernels, of_layer = graph.select(kind="kernel"), Counter[str]()
-            for layer, ns in zip(kernels.layer.tolist(), kernels.duration_ns.tolist(), strict=True):
-                of_layer[str(layer)] += ns / kernels.total("duration_ns")
-            shares.append(of_layer)
-        row["other layer: error"] = 1 - sum(min(share, shares[1][one]) for one, share in shares[0].items())
+        compare("peak, MiB", (case.peak - before) / 2**20, raw.peak / 2**20)
+    trace = clocked(raw, case.gpu)
+    result = daydream.whatif(trace, "scale", on="gpu", factor=1 + 1e-9)  # a change of nothing
+    low, high = ((at or 0) / 1e6 for at in (result.predicted_low_ns, result.predicted_high_ns))
+    compare("step, ms", case.step_ms, result.replayed_ns / 1e6)
+    row["inside"] = f"{low:.1f} to {high:.1f}" + ("" if low <= case.step_ms <= high else " MISSED")
+    row.update({"outside: error": float("MISSED" in row["inside"]), "high / low: error": high / low})
+    shares = []
+    for one in (daydream.load(case.trace), trace):
+        of_layer, kernels = Counter[str](), one.is_kind("kernel")
+        took = one["duration_ns"][kernels] / one["duration_ns"][kernels].sum()
+        for layer, share in zip(np.array(one.values("layer"), object)[kernels], took, strict=True):
+            of_layer[str(layer)] += share
+        shares.append(of_layer)
+    row["other layer: error"] = 1 - sum(min(share, shares[1][one]) for one, share in shares[0].items())
     return row
+
+
+def clocked(raw: Raw, gpu: str) -> Any:
+    """Return the trace of an emulated step, by the tables that count now."""
+    device = find_device(gpu)
+    nothing: Any = {"memory": [], "held_bytes": raw.held, "read": 0, "compiled": False, "left_out": {}}
+    emulation: Any = SimpleNamespace(device=device, calls=raw.calls, **nothing)
+    (_, begin), (_, end) = emulate_rows.emulate(raw.recording, raw.markers, emulation, "typical")
+    return Captured(raw.recording, []).trace(([("step 1", begin, end)], "a step"))
 
 
 def main() -> None:
     """Emulate what the folder lacks, learn, judge."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scratch", type=Path, required=True, help="folder of what is emulated")
-    parser.add_argument("--steps", action="store_true", help="record emulated steps, too")
     parser.add_argument("--write", action="store_true", help="learn the table from all recordings")
-    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     options = parser.parse_args()
-    options.scratch.mkdir(parents=True, exist_ok=True)
-
-    def made(kind: str, rows_of: Callable[[Case], Any]) -> None:
-        alone: Any = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
-        with ProcessPoolExecutor(options.jobs, **alone) as pool:
-            paths = {one: one.of(options.scratch, kind) for one in cases()}
-            jobs = [
-                pool.submit(emulate, one, rows_of(one), at) for one, at in paths.items() if not at.exists()
-            ]
-            for said in filter(None, (job.result() for job in jobs)):
-                print(said, flush=True)
-
-    made("calls", lambda _: None)
+    scratch = options.scratch
+    scratch.mkdir(parents=True, exist_ok=True)
+    for case in cases():
+        if not case.raw(scratch).exists():
+            emulate(case, case.raw(scratch))
     if options.write:
-        TABLE.write_text("".join("\t".join(row) + "\n" for row in learn(options.scratch)), encoding="utf-8")
+        TABLE.write_text("".join("\t".join(row) + "\n" for row in learn(scratch)), encoding="utf-8")
+        print("CPU_NS, CPU_RANGE =", learn_cpu(scratch))
         return
-    from daydream.world import emulate_costs as costs
-
-    kinds = (int, float, float, str)
-    rows = {
-        model: {
-            row[0]: costs.Learned(*(of(text) for of, text in zip(kinds, row[1:], strict=False)))
-            for row in learn(options.scratch, model)[1:]
-        }
-        for model in {case.model for case in cases()}
-    }
-    if options.steps:
-        made("parquet", lambda case: rows[case.model])
     table = []
-    for case in (one for one in cases() if one.of(options.scratch, "calls").exists()):
-        costs.learned = lambda case=case: rows[case.model]  # type: ignore[assignment]
-        table.append(judged(case, options.scratch))
+    for case in (one for one in cases() if one.raw(scratch).exists()):
+        rows = {
+            row[0]: convert(row[1:-1], costs.Learned, strict=False) for row in learn(scratch, case.model)[1:]
+        }
+        costs.learned = lambda rows=rows: rows  # type: ignore[assignment,misc]
+        takes, several = learn_cpu(scratch, case.model)
+        emulate_rows.CPU_NS.update(zip(emulate_rows.CPU_NS, takes, strict=True))
+        world.CPUS.update(slow=several, fast=1 / several)
+        table.append(judged(case, scratch))
         said = (f"{each:+.1%}" if isinstance(each, float) else str(each) for each in table[-1].values())
         print(*said, sep="  ", flush=True)
     for title in {title: 0 for row in table for title in row if title.endswith("error")}:
         found = np.abs([row[title] for row in table if title in row])
-        print(f"{title}: median {np.median(found):.1%}, worst {found.max():.1%}, of {len(found)}")
+        print(
+            f"{title}: median {np.median(found):.1%}, mean {found.mean():.1%}, worst {found.max():.1%}, of {len(found)}"
+        )
 
 
 if __name__ == "__main__":

@@ -63,6 +63,9 @@ class Device(Struct, frozen=True):
     # Parts of matrix peak and of bandwidth that hold under load.
     sustained_peak: float | None = None
     sustained_bandwidth: float | None = None
+    # The part of its 16-bit peak that products of more than 1e11 FLOP reach: the median of public tables
+    # (`aiconfigurator-core` 0.12.0, thousands of sizes each; H100 and H200 0.80, which is taken for all others).
+    products: float = 0.8
     # What the smallest kernels take: the 5th percentile of public traces that are no side of a pair,
     # `h100_pipeline_2gpu` and `mi300x_sglang_decode_graph_replay`.
     floor_ns: float | None = None

@@ -64,6 +64,7 @@ from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
 from daydream.trace.recorded_time import whole_recording
 from daydream.trace.schema import OFF_CPU
+from daydream.world import on_other_cpus
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -218,6 +219,9 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         least_ns = _least_ns(comparison, diff)
         of_the_change = replace(found, rerun=0.0, recording=0.0)
         others = [(read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
+        for changed in on_other_cpus(comparison.graph):
+            others.append((step_ns + round(_longer_ns(comparison, changed)), 0))
+            of_the_change = replace(of_the_change, variation=0.0)
         for other_ns, late_ns in (*others, *filter(None, [(comparison.released or ())[:2]])):
             ends += replace(of_the_change, unknown=hypot(found.unknown, late_ns)).ends(other_ns)
             least_ns = min(least_ns, other_ns)
@@ -324,14 +328,17 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
     graph = comparison.graph
     steps = [*after.step_times()]
     timeline = after.timeline
-    off = np.zeros(graph.size)
-    off[diff.ids] = diff.errors_ns
+    errors_ns = np.zeros(graph.size)
+    errors_ns[diff.ids] = diff.errors_ns
     task = timeline.task
     works = (timeline.copy == after.copy) & np.isin(graph.step[task], steps)
-    ns = np.maximum(timeline.end_ns - timeline.start_ns - off[task], 0) * works
+    ns = np.maximum(timeline.end_ns - timeline.start_ns - errors_ns[task], 0) * works
     ns[np.isin(graph.kind[task], [CPU, COLLECTIVE])] = 0
     busiest = np.bincount(graph.lane[task], ns, 1).max() / max(len(steps), 1)
-    return float((1 - ANOTHER_RUN["device"]) * busiest - comparison.uncertainty.unknown)
+    off = ANOTHER_RUN["device"]
+    if "emulated" in graph.recorded.metadata:
+        off = comparison.replay.spread
+    return float((1 - off) * busiest - comparison.uncertainty.unknown)
 
 
 def paced_ns(comparison: Prediction) -> int:

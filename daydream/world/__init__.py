@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import Graph
 
 NO_GPU = (
     "the script asks for a GPU, and this machine has none: add --emulate NAME, such as --emulate h100, or let it "
@@ -79,6 +83,23 @@ def explain_errors() -> None:
             Refused.why = why
 
     sys.excepthook = hook
+
+
+# What launches an emulated GPU's kernels: ns of an operator, of the Python of a layer, of a launch; nine of ten
+# programs take up to so many times that, or that part of it. `validation/emulation.py` learns both from recordings.
+CPU_NS = {"operator": 1_000, "module": 75_000, "launch": 14_500}
+CPU_RANGE = 1.8
+CPUS = {"slow": CPU_RANGE, "typical": 1.0, "fast": 1 / CPU_RANGE}
+
+
+def on_other_cpus(graph: Graph) -> Iterator[Graph]:
+    """Yield an emulated step's graph with each CPU that may be there as well; nothing of a recorded step."""
+    if emulated := graph.recorded.metadata.get("emulated"):
+        cpu = emulated["cpu"]
+        for other in ("slow", "fast") if cpu == "typical" else ("typical",):
+            changed = graph.copy()
+            changed.select(kind="cpu").scale(CPUS[other] / CPUS[cpu], gaps=True)
+            yield changed
 
 
 def environment(world_size: int, rank: int) -> dict[str, str]:

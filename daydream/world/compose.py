@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from daydream.costs.network.clusters import Cluster
 
 GROUPS = ("tp", "cp", "ep")  # that the collectives of a block are of
-# What the thread takes besides for a block's forward and backward pass with `fsdp`: hooks, copies and collectives, as
-# `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
+# What the thread takes besides for a block's forward and backward pass with `fsdp`: hooks, copies and
+# collectives, as `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
 SHARDING_NS = (370_000, 475_000)
 SETTLED = 4  # rounds of a pipeline after which another round of micro-batches takes what the last one took
 

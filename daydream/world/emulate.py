@@ -26,18 +26,19 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.autograd import _enable_record_function
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from daydream.costs.devices import Device, find_device
 from daydream.costs.workload.shapes import Argument, Shape
 from daydream.world import Refused, explain_errors
-from daydream.world.emulate_torch import replace
+from daydream.world.emulate_torch import reaching, replace
 
 CPU = torch.device("cpu")
 WORKSPACE = 64 << 20  # bytes that cuBLAS and cuBLASLt hold on a Hopper once a matrix was multiplied
 BLOCK = 512  # bytes: what PyTorch's caching allocator gives is a multiple
 RANGE = "emulated {}"  # with the number of the call
+OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_")  # unread
 YES = ("isfinite", "all", "equal", "allclose", "isclose", "eq", "ge", "le")  # flags that are true
 NEEDS_VALUES = (
     "the script needs values of tensors, and those of an emulated GPU have none: the size of what "
@@ -104,11 +105,19 @@ class Emulation(TorchDispatchMode):
         self._works: dict[int, Any] = {}  # collectives that were not waited for, by what they give
         self._storages: dict[int, tuple[int, int]] = {}  # bytes and key
         self._keys = 0
+        aten = torch.ops.aten
+        self._answers: dict[
+            Any, Callable[..., Any]
+        ] = {  # of operators whose result follows from values
+            **dict.fromkeys((aten.equal.default, aten.allclose.default), lambda *_: True),
+            aten._local_scalar_dense.default: self._value,
+            aten._pack_padded_sequence.default: self._pack,
+        }
 
     @property
     def observes(self) -> bool:
         """Whether calls are noted: while `observed` runs, and while a profiler records."""
-        return self.observed or torch.autograd._profiler_enabled()
+        return self.observed or torch.autograd.profiler._is_profiler_enabled
 
     def on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is of the emulated GPU."""
@@ -158,12 +167,14 @@ class Emulation(TorchDispatchMode):
         if self.inside or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         tensors = _tensors((args, kwargs))
-        there = any(map(self.on_gpu, tensors))
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return self._value(args[0], there)
-        if func._schema.name in ("aten::equal", "aten::allclose"):
-            return True
-        return self._called(func, args, kwargs, tensors, there)
+        if tensors and not any(isinstance(one, FakeTensor) for one in tensors):
+            with (
+                _disable_current_modes()
+            ):  # what the program or a loader gave has values, and is the CPU's
+                return func(*args, **kwargs)
+        if func in self._answers:
+            return self._answers[func](*args)
+        return self._called(func, args, kwargs, tensors)
 
     def _called(
         self,
@@ -171,9 +182,9 @@ class Emulation(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        there: bool,  # noqa: FBT001
     ) -> Any:
         """Call an operator, and note it if it is the emulated GPU's."""
+        there = any(map(self.on_gpu, tensors))
         name = func._schema.name
         node = torch._C._current_autograd_node()
         if kwargs.get("device") is not None:
@@ -212,6 +223,18 @@ class Emulation(TorchDispatchMode):
             self._note(func, args, kwargs, tensors, results)
         return result
 
+    def _pack(self, padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+        """Return packed sequences and how many there are at each time; unknown lengths are the longest."""
+        batch, longest = padded.shape[:2] if batch_first else padded.shape[1::-1]
+        if isinstance(lengths, FakeTensor):
+            self.left_out[
+                "lengths of packed sequences, which nobody knows: all are the longest"
+            ] = None
+            lengths = [longest] * batch
+        sizes = reaching(lengths)
+        with self:
+            return padded.flatten(0, 1)[: sizes.sum().item()].clone(), sizes
+
     def _communicate(self, name: str, args: tuple[Any, ...], results: list[Tensor]) -> None:
         """Let the process group of a functional collective note it, and the wait for it."""
         name = name.partition("::")[2]
@@ -230,7 +253,7 @@ class Emulation(TorchDispatchMode):
     def _running(self, target: bool) -> Iterator[None]:  # noqa: FBT001
         """Keep torch's own code out of a recording, and the device from it; with a range around a call."""
         name = RANGE.format(len(self.calls))
-        noted = target and torch.autograd._profiler_enabled()
+        noted = target and torch.autograd.profiler._is_profiler_enabled
         with torch.profiler.record_function(name) if noted else nullcontext():
             self.inside = True
             _enable_record_function(False)
@@ -251,6 +274,11 @@ class Emulation(TorchDispatchMode):
         name = func._schema.name
         dtypes = [_dtype(one) for one in tensors]
         moved = [*{id(one): one for one in tensors}.values(), *results]
+        bare = name.rpartition("::")[2]
+        if bare in OVERWRITES:
+            moved = tensors
+        elif re.match("new_|.*_like$", bare):
+            moved = results
         if not func._schema.is_mutable:
             given = {*map(_key, tensors)}
             if "empty" in name or any(_key(one) in given for one in results):
@@ -280,15 +308,15 @@ class Emulation(TorchDispatchMode):
             name = "aten::_local_scalar_dense" if copies == "DtoH" else "cudaDeviceSynchronize"
             self.calls.append(Call(name, [()], [], [], copies=copies, nbytes=8))
 
-    def _value(self, tensor: Tensor, on_gpu: bool) -> bool | int | float:  # noqa: FBT001
+    def _value(self, tensor: Tensor) -> bool | int | float:
         """Return a plausible number where the program reads one."""
         known = self.known.get(_key(tensor))
         if known is not None:
             return known
-        constant = getattr(tensor, "constant", tensor)
-        if constant is not None:
-            return constant.item() if not isinstance(constant, FakeTensor) else 1.0
-        if on_gpu:
+        if (constant := getattr(tensor, "constant", None)) is not None:
+            with _disable_current_modes():
+                return constant.item()
+        if self.on_gpu(tensor):
             self.read += 1
             self.wait("DtoH")
         if tensor.dtype == torch.bool:

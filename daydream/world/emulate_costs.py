@@ -31,7 +31,6 @@ TILE = 128  # rows and columns of a result that a block of a product has
 # length (aiconfigurator 0.12.0, heads of 64 and 128). Exponentials run beside products from Hopper on.
 EXPONENTIALS, A_BLOCK_NS = 16 * 1.7, 4_000
 RNN_STATE = 4  # the argument of cuDNN's recurrent operators with states: layers, batch, width
-WRITES_ONLY = ("fill_", "zero_", "zeros", "ones_like", "normal_", "uniform_", "random_", "copy_")
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
 
 
@@ -95,13 +94,19 @@ def _row(call: Call) -> Learned:
     rows = learned()
     keys = [f"{name} {number}", name, f"{family} {number}", family]
     row = next((rows[key] for key in keys if key in rows), rows[""])
-    if family == "recurrent" and isinstance(states := call.arguments[RNN_STATE], tuple):
+    if recurrence := _recurrence(call):
         # Each layer and time step is a product and its cell; each layer has some more, backward twice as many.
-        layers, batch = states[:2]
-        one, other, *_ = call.results[0]
-        steps = one * other // batch
+        layers, steps = recurrence
         return row._replace(kernels=layers * (2 * steps + 8 * operator(name).flop))
     return row
+
+
+def _recurrence(call: Call) -> tuple[int, int] | None:
+    """Return the layers (of each direction) and time steps of cuDNN's recurrent operator; None for others."""
+    if operator(bare_name(call.name)).family != "recurrent":
+        return None
+    states: Any = call.arguments[RNN_STATE]
+    return states[0], prod(call.results[0][:-1]) // states[1]
 
 
 def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float:
@@ -134,6 +139,8 @@ def ideal_ns(call: Call, device: Device) -> tuple[float, float]:
     """Return what FLOP and bytes of a call take at the device's peaks, with the units that it fills."""
     flop, nbytes = work(call)
     rate = device.tflops.get(number_format(call)) or device.tflops["float32"]
+    if operator(bare_name(call.name)).is_matrix and call.number_format != "float32":
+        rate *= device.products / find_device("h100").products
     return flop / (rate * 1e3) / filled(call, device), nbytes / device.bandwidth
 
 
@@ -185,15 +192,17 @@ def work(call: Call) -> tuple[int, int]:
     amount = shapes_work(call.name, call.arguments, next(iter(call.results), None))
     if amount is not None:
         flop = amount.flop or 0
+        size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
         if operator(bare_name(call.name)).family in BY_FORMULA:
-            size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
             nbytes = amount.nbytes(size) or nbytes
+        if recurrence := _recurrence(call):  # each time step reads the weights of states again
+            held: Any = call.arguments[1]
+            weights = sum(prod(one) for one in held if len(one) > 1) // 2
+            nbytes += (recurrence[1] - 1) * weights * size
         if call.causal and amount.sizes:
             # Of its blocks of queries and keys those above the diagonal are left out.
             blocks = -(-amount.sizes[1] // TILE)
             flop = flop * (blocks + 1) // (2 * blocks)
-    if call.name.rpartition("::")[2] in WRITES_ONLY:
-        nbytes //= 2
     return flop, nbytes
 
 

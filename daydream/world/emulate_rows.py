@@ -15,6 +15,7 @@ from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
+from daydream.world import CPU_NS, CPUS
 from daydream.world.emulate import Call, Emulation
 from daydream.world.emulate_costs import kernels_of
 
@@ -28,35 +29,21 @@ NOTHING_RAN = (
 )
 QUEUE = 1_024  # kernels that are launched and have not begun, at most
 NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes", "pid", "tid")
-# What a CPU takes, ns: of an operator, of the Python of a module and of an optimizer, of a launch.
-CPUS = {
-    # To steps of MobileNet on an H100 and a small GPT on an H200 whose CPUs launched too slowly.
-    "slow": {"operator": 6_000, "module": 60_000, "annotation": 4_000, "launch": 6_000},
-    "typical": {"operator": 3_000, "module": 25_000, "annotation": 2_000, "launch": 4_500},
-    "fast": {"operator": 1_500, "module": 10_000, "annotation": 1_000, "launch": 2_500},
-}
 
 
 def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
     """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
     if not gpu.calls:
         raise DaydreamError(NOTHING_RAN)
-    ours = recording.whose_name(lambda name: name == MODE)
-    _keep(recording, ~recording.is_kind("blocked") & ~ours)
+    _keep(recording, ~recording.is_kind("blocked"))
     count = len(recording)
-    start = np.asarray(recording["start_ns"], np.int64)
-    lengths = np.asarray(recording["duration_ns"], np.int64)
     rows = np.arange(count)
-    kinds = recording.texts_of("kind", rows)
+    start, lengths = (np.asarray(recording[name], np.int64) for name in ("start_ns", "duration_ns"))
+    kinds, names = (recording.texts_of(name, rows) for name in ("kind", "name"))
     called = recording.named(CALL, "annotation")
-    calls = rows[called].tolist()
-    names = recording.texts_of("name", calls)
-    numbers = {
-        row: int(str(name).rpartition(" ")[2]) for row, name in zip(calls, names, strict=True)
-    }
-    first = calls[0] if calls else 0
+    first = int(called.argmax())
     place = {name: int(recording[name][first]) for name in ("pid", "tid")}
-    clock = _Clock(gpu, CPUS[cpu], place)
+    clock = _Clock(gpu, {kind: round(ns * CPUS[cpu]) for kind, ns in CPU_NS.items()}, place)
     # Begins, then ends; of those at one time ends come first, inner ones before outer ones.
     times = np.concatenate([start, start + lengths])
     order = np.lexsort([np.concatenate([rows, -rows]), np.arange(2 * count) < count, times])
@@ -65,28 +52,33 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     operator_of: dict[int, Call] = {}
     for at in order.tolist():
         row = at % count
-        spans = lengths[row] > 0
-        operates = spans and kinds[row] == "operator"
+        operates = lengths[row] > 0 and kinds[row] == "operator"
         if at >= count:
             if operates:
                 around.pop()
-            if spans:
+            if lengths[row] > 0:
                 new[at] = clock.now
             continue
         if operates:
             around.append(row)
-        number = numbers.get(row)
-        if number is None:
-            clock.now += clock.cpu.get(kinds[row] or "", 0)
-        else:
+        if called[row]:
+            number = int(str(names[row]).rpartition(" ")[2])
+            inner, *outer = around[-1:-3:-1] or [-1]
+            if inner >= 0 and names[inner] == MODE:
+                if outer and names[outer[0]] == gpu.calls[number].name:
+                    inner = outer[0]
+                else:  # an operator without a range of its own
+                    clock.now += clock.cpu["operator"]
+            if inner >= 0:
+                operator_of[inner] = gpu.calls[number]
             clock.call(number)
-            if around:
-                operator_of[around[-1]] = gpu.calls[number]
+        elif names[row] != MODE:
+            clock.now += clock.cpu.get(kinds[row] or "", 0)
         new[at] = new[at + count] = clock.now
     recording.columns["start_ns"] = new[:count]
     recording.columns["duration_ns"] = new[count:] - new[:count]
     _name(recording, operator_of)
-    _keep(recording, ~called)
+    _keep(recording, ~called & ~recording.whose_name(lambda name: name == MODE))
     _append(recording, clock.rows)
     recording.memory = clock.memory()
     _tell(recording, gpu, cpu, clock.measured_ns / max(clock.busy_ns, 1))
@@ -103,13 +95,15 @@ def _keep(recording: Any, kept: np.ndarray) -> None:
 
 
 def _name(recording: Any, operator_of: dict[int, Call]) -> None:
-    """Give operators of the emulated GPU, by their rows, sizes and types of what they were called with."""
-    holders = np.array([*operator_of], np.int64)
-    calls = np.array([*operator_of.values()], object)
-    recording.set_texts("shapes", holders, [json.dumps(call.arguments) for call in calls])
-    recording.set_texts("dtype", holders, [next(iter(call.dtypes), None) for call in calls])
-    nameless = np.array([name == MODE for name in recording.texts_of("name", holders)], bool)
-    recording.set_texts("name", holders[nameless], [call.name for call in calls[nameless]])
+    """Give operators of the emulated GPU, by their rows, name, sizes and types of what was called."""
+    calls = operator_of.values()
+    texts = {
+        "name": [call.name for call in calls],
+        "shapes": [json.dumps(call.arguments) for call in calls],
+        "dtype": [next(iter(call.dtypes), None) for call in calls],
+    }
+    for column, found in texts.items():
+        recording.set_texts(column, np.array([*operator_of], np.int64), found)
 
 
 def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
@@ -132,8 +126,7 @@ def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
     recording.note(
         f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a "
         f"model of the GPU says, launches what one of a {cpu} CPU says, Python outside layers and "
-        "loading data take no time. A step that waits for its CPU took up to twice as long on slow ones, outside "
-        "the interval: ask with each --cpu."
+        "loading data take no time. Intervals of steps that wait for it reach from a fast to a slow one."
     )
     if measured:
         recording.note(
@@ -158,11 +151,11 @@ class _Clock:
     def call(self, number: int) -> None:
         """Launch what a call runs; wait for a copy to the CPU."""
         call = self.gpu.calls[number]
-        took = self.cpu["launch"]
         self.at[number] = self.now
         for kernel in kernels_of(call, self.gpu.device):
-            if len(self.begun) >= QUEUE:
-                self.now = max(self.now, self.begun[-QUEUE])
+            took = self.cpu["launch"]
+            if len(self.begun) >= QUEUE:  # the launch returns when there is a place
+                took += max(self.begun[-QUEUE] - self.now, 0)
             begin = max(self.now + LATENCY_NS, self.free)
             self.free = begin + kernel.duration_ns
             self.busy_ns += kernel.duration_ns

@@ -59,11 +59,13 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
             "scaled_dot_product_attention": functools.partial(_attend, gpu.device),
             "dropout": _drop,
             "linear": _linear,
+            "_pad_packed_sequence": _unpack,
             "_cudnn_rnn": _cudnn,
             "_cudnn_rnn_backward": _cudnn_backward,
         }
         for mode, name in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru")):
             functions[f"{name}.input"] = functools.partial(_recur, mode)
+            functions[f"{name}.data"] = functools.partial(_recur_packed, mode)
         for name, function in functions.items():
             key = "Meta" if "cudnn" in name else "CompositeImplicitAutograd"
             library.impl(name, function, key, allow_override=True)
@@ -361,6 +363,7 @@ def _recur(
     state: Any,
     weights: list[Tensor],
     *how: Any,
+    sizes: Any = (),
 ) -> tuple[Tensor, ...]:
     """Return what a recurrent layer gives, as cuDNN's one operator: its result and the last states."""
     _, layers, dropout, train, both, batch_first = how
@@ -370,9 +373,38 @@ def _recur(
     stride = len(weights) // (layers * (2 if both else 1))
     found = torch.ops.aten._cudnn_rnn(
         x, weights, stride, None, hidden, cell, mode, width, projected, layers, batch_first, dropout,
-        train, both, [], None,
+        train, both, sizes, None,
     )  # fmt: skip
     return tuple(found[: 2 if cell is None else 3])
+
+
+def _recur_packed(mode: int, x: Tensor, sizes: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Return the same of packed sequences, `sizes` of which there are at each time."""
+    return _recur(mode, x, *given, False, sizes=[*map(int, sizes)])
+
+
+def reaching(lengths: Any) -> Tensor:
+    """Return how many of some lengths reach each place; of these numbers, the lengths again."""
+    with _disable_current_modes():
+        lengths = torch.as_tensor(lengths)
+        return (lengths[:, None] > torch.arange(lengths.max().item())).sum(0)
+
+
+def _unpack(
+    x: Tensor,
+    sizes: Tensor,
+    batch_first: bool,  # noqa: FBT001 - torch's own arguments
+    padding: float,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    """Return packed sequences padded, and their lengths."""
+    lengths = reaching(sizes)
+    longest = max(longest, len(sizes))
+    batch = len(lengths)
+    missing = longest * batch - len(x)
+    padded = nn.functional.pad(x, (*[0] * (2 * x.dim() - 1), missing), value=padding)
+    padded = padded.view(longest, batch, *x.shape[1:])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
 def _cudnn(*args: Any) -> tuple[Tensor, ...]:
