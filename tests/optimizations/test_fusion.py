@@ -26,7 +26,7 @@ from recorded import (
 from shared import shared_replay, shared_trace
 
 import daydream
-from daydream import TraceError
+from daydream import GraphError, TraceError
 from daydream.costs.device.fusion import fused_chain_ns
 from daydream.graph.build import build
 
@@ -367,6 +367,16 @@ def test_tables_that_say_nothing_are_refused(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=words):
         metaflow(layered("a:50"), layers="a", times=str(tmp_path / name))
+
+
+def test_a_table_of_other_names_and_one_that_is_not_there_are_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("name,us\nzzz,1\n")
+    for name, error, words in (
+        ("t.csv", GraphError, "no layer, operator or kernel 'zzz'"),
+        ("no.csv", TraceError, "no such file"),
+    ):
+        with pytest.raises(error, match=words):
+            metaflow(layered("a:50"), layers="a", times=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("inside", ["mm", "all_reduce"])
