@@ -65,6 +65,8 @@ class Predicted(Record):
         predicted_high_ns: the upper end.
         saving_ns: how much shorter the step gets; negative if it gets longer.
         speedup: replayed / predicted; infinite, null in JSON, if nothing is left of the step.
+        speedup_low: the lower end of its 90% interval.
+        speedup_high: the upper end.
         reason: why the step cannot be predicted, None if it can.
     """
 
@@ -76,6 +78,8 @@ class Predicted(Record):
     predicted_high_ns: int | None = None
     saving_ns: int | None = None
     speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     reason: str | None = None
 
     def __post_init__(self) -> None:

@@ -176,6 +176,10 @@ def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
     assert sum(one == "all_reduce" for one in trace.values("collective")) >= 3
     [left_out] = [note for note in trace.metadata["notes"] if note.startswith("Not emulated")]
     assert "DDP's buckets stay those of its first step" in left_out
+    assert any("buffers of its communication library" in note for note in daydream.memory_of(trace).notes)
+    del trace.metadata["fake_world"]
+    assert any("beside tensors is a model's" in note for note in daydream.memory_of(trace).notes)
+    trace = Trace.load(tmp_path / "train.parquet")
     found = daydream.whatif(trace, "scale", on="gpu", factor=0.5)  # the CPU decides: slow ones, fast ones
     assert found.predicted_low_ns
     assert found.predicted_high_ns

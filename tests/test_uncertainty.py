@@ -99,14 +99,20 @@ def test_no_interval_reaches_below_the_busiest_streams_work():
     assert found.predicted_high_ns > 68_000 + 0.14 * 900_000
 
 
-def test_work_that_may_wait_for_another_stream_has_two_readings():
-    replay = daydream.replay(loading_steps(10, between=70))
+@pytest.mark.parametrize("metadata", [{}, {"emulated": {"device": "H100 SXM", "cpu": "typical"}}])
+def test_work_that_may_wait_for_another_stream_has_two_readings(metadata):
+    recorded = loading_steps(10, between=70)
+    recorded.metadata |= metadata
+    replay = daydream.replay(recorded)
     first, second = (replay.graph.select(name=f"^{name}$").ids for name in ("first", "second"))
     replay.graph.doubtful.add(src=first, dst=second)
     found = daydream.whatif(replay, lambda graph: graph.select(name="between").scale(0))
 
     assert found.predicted_ns == 78_000  # load, first, return
-    assert found.predicted_high_ns == 118_000  # and second behind it
+    if metadata:  # nothing that a model's CPU does is in doubt
+        assert found.released is None
+    else:
+        assert found.predicted_high_ns == 118_000  # and second behind it
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -264,3 +270,43 @@ def test_steps_of_other_work_do_not_make_the_mean_uncertain():
     kinds = [[90, 90, 100, 110, 110], [180, 180, 200, 220, 220]]
     assert variation([[100, 100, 100], [200]]) == 0.0
     assert variation(kinds) == pytest.approx(1.860 * sqrt(4 * (100 + 400) / 8) / sqrt(10) / 150)
+
+
+# -- emulated steps: another CPU is another one before and after -------------------------------------------
+
+
+def emulated_steps(kernel):
+    #  thread 1  |launch 2|work 58 ...............|sync|        a step: of CPU, or of the kernel
+    #  stream 7      +6 |k kernel                |
+    rows = []
+    for n in range(4):
+        at = max(62, kernel + 8) * n
+        rows += launched("k", at, at + 6, at + 6 + kernel)
+        rows += [op("work", at + 2, at + 60, op="work")]
+        rows += [call("cudaDeviceSynchronize", at + 60, at + max(62, kernel + 8))]
+    found = trace(rows, steps=tuple(float(max(62, kernel + 8) * n) for n in range(5)))
+    found.metadata["emulated"] = {"device": "H100 SXM", "cpu": "typical", "read": 0, "compiled": False}
+    return found
+
+
+def test_the_speedup_of_an_emulated_step_has_the_same_cpu_before_and_after():
+    found = daydream.whatif(emulated_steps(kernel=10), "scale", on="gpu", factor=0.9)  # the CPU decides
+    assert found.predicted_high_ns > 1.7 * found.predicted_ns
+    assert found.predicted_low_ns < 0.6 * found.predicted_ns
+    assert 0.9 < found.speedup_low <= found.speedup <= found.speedup_high < 1.1
+    document = found.to_json()
+    assert [document["speedup_low"], document["speedup_high"]] == [found.speedup_low, found.speedup_high]
+
+
+def test_a_faster_cpu_shows_a_gpu_whose_speedup_counts():
+    # The kernel of 50 is hidden by 60 of CPU; by a fast one's 33 it is not, and to halve it saves 17 of 50.
+    hidden = daydream.whatif(emulated_steps(kernel=50), "scale", on="gpu", factor=0.5)
+    assert hidden.speedup == pytest.approx(1, abs=0.05)
+    assert 1.3 < hidden.speedup_high < 2.2
+    assert hidden.speedup_low > 0.9
+    # A recorded step's range is that of its step.
+    recorded = daydream.whatif(steps_behind_a_kernel(), halve("long_kernel"))
+    ends = recorded.predicted_high_ns, recorded.predicted_low_ns
+    assert [recorded.speedup_low, recorded.speedup_high] == [
+        pytest.approx(recorded.replayed_ns / end, rel=1e-4) for end in ends
+    ]

@@ -184,7 +184,7 @@ def prepared(case: Case) -> Callable[[], None]:
     elif case.model == "train_gpt":
         model, words, tokens = train_gpt.GPT(512, 768, 6, 4, 256), 512, 256
     else:
-        import torchvision  # type: ignore[import-not-found]
+        import torchvision  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         model, words, tokens = getattr(torchvision.models, case.model)(weights=None), 0, 1
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.change == "tf32"
@@ -431,9 +431,9 @@ def main() -> None:
         rows = {
             row[0]: convert(row[1:-1], costs.Learned, strict=False) for row in learn(scratch, case.model)[1:]
         }
-        costs.learned = lambda rows=rows: rows  # type: ignore[assignment,misc]
+        costs.learned = lambda rows=rows: rows  # type: ignore[assignment]
         takes, several = learn_cpu(scratch, case.model)
-        emulate_rows.CPU_NS.update(zip(emulate_rows.CPU_NS, takes, strict=True))
+        world.CPU_NS.update(zip(world.CPU_NS, takes, strict=True))
         world.CPUS.update(slow=several, fast=1 / several)
         table.append(judged(case, scratch))
         said = (f"{each:+.1%}" if isinstance(each, float) else str(each) for each in table[-1].values())

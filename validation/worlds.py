@@ -310,17 +310,17 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             futures.put((self._number, future := torch.futures.Future(), self._result))
             return future
 
-    def move(one: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
-        ranks, own, message = process_group.GROUPS[one.group][0], dist.get_rank(), one.operation in P2P
+    def move(asked: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
+        ranks, own, message = process_group.GROUPS[asked.group][0], dist.get_rank(), asked.operation in P2P
         if message:
-            ranks = [own, one.peer] if one.operation == "send" else [one.peer, own]
-        if (key := (one.group, message, *ranks)) not in lines:
+            ranks = [own, asked.peer] if asked.operation == "send" else [asked.peer, own]
+        if (key := (asked.group, message, *ranks)) not in lines:
             lines[key] = Line(folder / "-".join(map(str, key)), ranks.index(own), len(ranks))
-        size = bytes_of_message(one.operation, one.bytes, len(ranks))
+        size = bytes_of_message(asked.operation, asked.bytes, len(ranks))
         together = max(sum(rank // 2 == node for rank in ranks) for node in range(2))
-        took = now["cluster"].time_ns(one.operation, size, len(ranks), per_node=together)
+        took = now["cluster"].time_ns(asked.operation, size, len(ranks), per_node=together)
         taken.append((lines[key], lines[key].ask(took)))
-        own_move(one, pairs)
+        own_move(asked, pairs)
 
     def complete() -> None:
         while True:

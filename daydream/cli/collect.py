@@ -26,7 +26,7 @@ from daydream.report.blocks import printable, step_change_text
 
 PATIENCE_S = 8.0  # reading a trace and predicting some fifty changes takes one or two
 MOST = 3
-TIMES = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
+TIMES = ("replayed_ns", "predicted_ns", "speedup_low", "speedup_high")
 NEEDS_MORE = ("other hardware", "more GPUs")  # no change of the script alone
 
 

@@ -99,7 +99,10 @@ def memory_of(
     devices = []
     notes = list(held.notes)
     if fake := made_up(trace):
-        notes.append(f"{MADE_UP}{fake}: buffers of its communication library are not in it.")
+        without = "buffers of its communication library are not in it"
+        if "fake_world" not in trace.metadata:
+            without = "what its kernels need beside tensors is a model's"
+        notes.append(f"{MADE_UP}{fake}: {without}.")
     for rank, device in pairs:
         limit = None
         if device >= 0 or not on_gpu:

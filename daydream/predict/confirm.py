@@ -71,18 +71,18 @@ class Confirmation(Record, kw_only=True):
         recorded_predicted_ns: the predicted step of the recording.
         recorded_predicted_low_ns: the lower end of its 90% interval.
         recorded_predicted_high_ns: the upper end.
-        predicted_low_ns: the lower end of the interval of `predicted_ns`; None without one.
+        predicted_low_ns: of its 90% interval; None without one.
         predicted_high_ns: the upper end.
         baseline_ns: the unchanged step, timed.
         predicted_ns: that over the predicted speedup; None without a prediction.
         confirmed_ns: the changed step, timed.
         predicted_speedup: None without a prediction.
-        confirmed_speedup: how many times faster the changed step is; compared within rounds.
+        confirmed_speedup: compared within rounds.
         error: relative error of the predicted step time, signed.
         inside: whether `confirmed_ns` lies in the interval; None without one.
         control: the unchanged step against itself: 1 on a machine at rest.
         rounds: in how many rounds steps took turns.
-        recorded_speedup: how many times faster the changed step is as recorded; None where it was not.
+        recorded_speedup: of the recorded steps; None where they were not.
         difference: the recorded steps with the change against the prediction for recorded ones: where in the
             step it came true. None where the changed steps could not be recorded.
     """

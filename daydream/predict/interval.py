@@ -43,7 +43,7 @@ No step is shorter than the busiest stream's work in it, so no interval reaches 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import hypot, isfinite
+from math import hypot, inf, isfinite
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -215,21 +215,47 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
     elif not tells:
         comparison.reason = found.reason(comparison)
     elif interval:
-        ends = found.ends(step_ns)
-        least_ns = _least_ns(comparison, diff)
-        of_the_change = replace(found, rerun=0.0, recording=0.0)
-        others = [(read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
-        for changed in on_other_cpus(comparison.graph):
-            others.append((step_ns + round(_longer_ns(comparison, changed)), 0))
-            of_the_change = replace(of_the_change, variation=0.0)
-        for other_ns, late_ns in (*others, *filter(None, [(comparison.released or ())[:2]])):
-            ends += replace(of_the_change, unknown=hypot(found.unknown, late_ns)).ends(other_ns)
-            least_ns = min(least_ns, other_ns)
-        if whole_recording(replay.graph.trace):
-            ends.append(comparison.replayed_ns)  # nothing tells how such steps vary
-        low_ns = max(min(ends), min(least_ns, step_ns), 0)
-        comparison.predicted_low_ns = round(low_ns)
-        comparison.predicted_high_ns = round(max(ends))
+        _set_ranges(comparison, diff)
+
+
+def _set_ranges(comparison: Prediction, diff: GraphDiff) -> None:
+    """Set the intervals of the step and of the speed-up.
+
+    An emulated step may have another CPU, but the same before and after. Its kernels are off alike, too: in the
+    speed-up that counts for what the change saves, at most.
+    """
+    replay = comparison.replay
+    found = comparison.uncertainty
+    now_ns = comparison.replayed_ns
+    step_ns = comparison.simulated_ns
+    ends = found.ends(step_ns)
+    least_ns = _least_ns(comparison, diff)
+    of_the_change = replace(found, rerun=0.0, recording=0.0)
+    of_gain = found
+    others = [(now_ns, read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
+    for pair in on_other_cpus(replay.graph, comparison.graph):
+        before_ns, after_ns = (step_ns + round(_longer_ns(comparison, one)) for one in pair)
+        others.append((before_ns, after_ns, 0))
+        of_the_change = replace(of_the_change, variation=0.0)
+        saved_ns = replay.spread * abs(now_ns - step_ns)
+        of_gain = replace(found, variation=min(found.variation, saved_ns))
+    gains = [(now_ns, end) for end in of_gain.ends(step_ns)]
+    if comparison.released is not None:
+        others.append((now_ns, *comparison.released[:2]))
+    for before_ns, after_ns, late_ns in others:
+        both = replace(of_the_change, unknown=hypot(found.unknown, late_ns)).ends(after_ns)
+        gains += [(before_ns, end) for end in both]
+        ends += both
+        least_ns = min(least_ns, after_ns)
+    if whole_recording(replay.graph.trace):
+        ends.append(now_ns)  # nothing tells how such steps vary
+        gains.append((now_ns, now_ns))
+    least_ns = max(min(least_ns, step_ns), 0)
+    comparison.predicted_low_ns = round(max(min(ends), least_ns))
+    comparison.predicted_high_ns = round(max(ends))
+    ratios = [before / max(end, least_ns) if max(end, least_ns) else inf for before, end in gains]
+    comparison.speedup_low = min(ratios)
+    comparison.speedup_high = max(ratios)
 
 
 def _tells(comparison: Prediction, found: Uncertainty) -> bool:
@@ -419,7 +445,7 @@ def _untold(graph: Graph) -> bool:
     """Tell whether threads launch work and nothing was recorded of when they ran."""
     trace = graph.recorded
     told = (trace["name"] == trace.code("name", OFF_CPU)).any() or (trace["cpu_ns"] >= 0).any()
-    return has_device_work(graph) and not told
+    return has_device_work(graph) and not (told or "emulated" in trace.metadata)
 
 
 def released(comparison: Prediction) -> tuple[int, int, str] | None:
@@ -452,7 +478,7 @@ def released(comparison: Prediction) -> tuple[int, int, str] | None:
     end[task] = timeline.end_ns[mine]
     ns = np.append(path.ns * part, np.maximum(end[src] - start[dst], 0))
     of_lane = np.bincount(graph.lane[np.append(path.task, dst)], ns, 1) / steps
-    if of_lane.sum() <= APART * comparison.simulated_ns:
+    if of_lane.sum() <= APART * comparison.simulated_ns or "emulated" in graph.recorded.metadata:
         return None
     before = comparison.replay.released
     replayed_ns = comparison.replayed_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import field
@@ -136,11 +137,11 @@ class Ranking(OfStep, NotebookFigure, eq=False):
     def cannot_tell(self) -> bool:
         """Whether most intervals say neither that a change helps nor that it hurts, and are wider than 2x."""
         known = [
-            (each.predicted_low_ns or 0, each.predicted_high_ns)
+            (each.speedup_low, each.speedup_high or inf)
             for each in self.optimizations
-            if each.predicted_ns and each.predicted_high_ns
+            if each.predicted_ns and each.speedup_low
         ]
-        open_ = [low for low, high in known if low < self.replayed_ns < high and high > 2 * low]
+        open_ = [low for low, high in known if low < 1 < high and high > 2 * low]
         return 2 * len(open_) > len(known)
 
     @property

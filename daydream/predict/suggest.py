@@ -419,8 +419,8 @@ class WhatIfs:
             return found.but(reason=" ".join(str(error).split())), None
         if interval:
             found.notes = tuple(prediction.own_notes)
-            found.predicted_low_ns = prediction.predicted_low_ns
-            found.predicted_high_ns = prediction.predicted_high_ns
+            for end in ("predicted_low_ns", "predicted_high_ns", "speedup_low", "speedup_high"):
+                setattr(found, end, getattr(prediction, end))
         return found.but(predicted_ns=prediction.predicted_ns, reason=prediction.reason), prediction
 
     def without(self, **where: Any) -> WhatIfResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from importlib import import_module
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from daydream.lazy import regex
@@ -51,24 +52,19 @@ def change_text(before_ns: float, after_ns: float) -> str:
     return f"{before_ns / size:,.{digits}f} -> {after} {unit}"
 
 
-def gain_range_text(before_ns: float, low_ns: float, high_ns: float) -> str:
-    """Return how many times faster a step gets that then takes this range: `1.49 to 2.58x`."""
-    if high_ns <= 0:
-        return ""
-    least = f"{before_ns / high_ns:,.2f}"
-    return f"{least} to {before_ns / low_ns:,.2f}x" if low_ns > 0 else f"{least}x or more"
+def gain_range_text(low: float, high: float) -> str:
+    """Return the range of a speed-up: `1.49 to 2.58x`."""
+    return f"{low:,.2f} to {high:,.2f}x" if isfinite(high) else f"{low:,.2f}x or more"
 
 
-def likely_gain(before_ns: float, low_ns: float, high_ns: float) -> str:
+def likely_gain(low: float, high: float) -> str:
     """Return that range in brackets, behind a space: ` (90% interval 1.49 to 2.58x)`.
 
     One on both sides of 1x leaves undecided whether there is a gain: ` (may help or hurt: 0.94 to 1.07x)`.
     """
-    gain = gain_range_text(before_ns, low_ns, high_ns)
-    undecided = round(before_ns / max(high_ns, 1), 2) < 1 and (
-        low_ns <= 0 or round(before_ns / low_ns, 2) > 1
-    )
-    return f" ({'may help or hurt:' if undecided else '90% interval'} {gain})" if gain else ""
+    undecided = round(low, 2) < 1 and high >= 1.005
+    said = "may help or hurt:" if undecided else "90% interval"
+    return f" ({said} {gain_range_text(low, high)})"
 
 
 def percent(share: float, *, signed: bool = False) -> str:
@@ -96,7 +92,7 @@ def speedup(before_ns: float, after_ns: float | None) -> str:
 def answer_text(answer: Predicted) -> str:
     """Return the step of an answer before and after its change, as `step_change_text` does."""
     return step_change_text(
-        answer.replayed_ns, answer.predicted_ns, answer.predicted_low_ns, answer.predicted_high_ns
+        answer.replayed_ns, answer.predicted_ns, answer.speedup_low, answer.speedup_high
     )
 
 
@@ -120,21 +116,19 @@ def error_text(replay: Replay) -> str:
 def step_change_text(
     before_ns: float,
     after_ns: float | None,
-    low_ns: float | None = None,
-    high_ns: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
 ) -> str:
     """Return a step before and after a change, and how many times faster: `16.65 -> 8.82 ms per step, 1.89x`.
 
-    With the range of the step after it follows that of the speed-up: `(90% interval 1.49 to 2.58x)`.
+    With its range that of the speed-up follows: `(90% interval 1.49 to 2.58x)`, or `1.49x or more`.
     """
     if after_ns is None:
         return f"{time_text(before_ns)} per step, unknown with the change"
     told = f"{change_text(before_ns, after_ns)} per step, {speedup(before_ns, after_ns)}"
-    return (
-        told
-        if low_ns is None or high_ns is None
-        else told + likely_gain(before_ns, low_ns, high_ns)
-    )
+    if low is None:
+        return told
+    return told + likely_gain(low, inf if high is None else high)
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -92,26 +92,22 @@ CPU_RANGE = 1.8
 CPUS = {"slow": CPU_RANGE, "typical": 1.0, "fast": 1 / CPU_RANGE}
 
 
-def on_other_cpus(graph: Graph) -> Iterator[Graph]:
-    """Yield an emulated step's graph with each CPU that may be there as well; nothing of a recorded step."""
-    if emulated := graph.recorded.metadata.get("emulated"):
+def on_other_cpus(*graphs: Graph) -> Iterator[list[Graph]]:
+    """Yield an emulated step's graphs with each CPU that may be there as well; nothing of a recorded step."""
+    if emulated := graphs[0].recorded.metadata.get("emulated"):
         cpu = emulated["cpu"]
         for other in ("slow", "fast") if cpu == "typical" else ("typical",):
-            changed = graph.copy()
-            changed.select(kind="cpu").scale(CPUS[other] / CPUS[cpu], gaps=True)
+            changed = [graph.copy() for graph in graphs]
+            for graph in changed:
+                graph.select(kind="cpu").scale(CPUS[other] / CPUS[cpu], gaps=True)
             yield changed
 
 
 def environment(world_size: int, rank: int) -> dict[str, str]:
     """Return what torchrun would set for a rank of one large machine."""
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-    }
     return {
-        **{name: str(number) for name, number in place.items()},
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",

@@ -272,7 +272,7 @@ class Emulation(TorchDispatchMode):
         results: list[Tensor],
     ) -> None:
         name = func._schema.name
-        dtypes = [_dtype(one) for one in tensors]
+        dtypes = [str(one.dtype).removeprefix("torch.") for one in tensors]
         moved = [*{id(one): one for one in tensors}.values(), *results]
         bare = name.rpartition("::")[2]
         if bare in OVERWRITES:
@@ -380,10 +380,6 @@ def _sizes(value: Any) -> Argument:
     return ()
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 @contextmanager
 def emulated(device: str) -> Iterator[Emulation]:
     """Replace this process's GPU by an emulated one, `h100`; raise `NotApplicableError` for an unknown one.
@@ -415,8 +411,7 @@ def observed(gpu: Emulation, function: Callable[[], Any]) -> list[Call]:
 def emulate_script(device: str, cpu: str) -> None:
     """Emulate a GPU for the rest of this process."""
     explain_errors()
-    torchs_own = "Accessing the data pointer of FakeTensor"
-    warnings.filterwarnings("ignore", message=torchs_own)
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
     whole = emulated(device)
     SCRIPT[:] = whole.__enter__(), cpu
     atexit.register(whole.__exit__, None, None, None)

@@ -56,8 +56,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
         if at >= count:
             if operates:
                 around.pop()
-            if lengths[row] > 0:
-                new[at] = clock.now
+            new[at] = clock.now
             continue
         if operates:
             around.append(row)
@@ -85,7 +84,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     olds, news = times[order], new[order]
     after = np.searchsorted(olds, [at for _, at in markers], side="right")
     return [
-        (number, int(news[max(at - 1, 0)]) if count else 0)
+        (number, int(news[max(at - 1, 0)]))
         for (number, _), at in zip(markers, after.tolist(), strict=True)
     ]
 

@@ -243,10 +243,11 @@ def test_of_a_very_long_recording_nothing_more_is_simulated(replay, monkeypatch)
 
 
 def test_a_range_on_both_sides_of_1x_is_undecided():
-    assert step_change_text(100, 100, 90, 110).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
-    assert step_change_text(1000, 980, 960, 1001).endswith(", 1.02x (90% interval 1.00 to 1.04x)")
-    assert step_change_text(100, 80, 70, 90).endswith(", 1.25x (90% interval 1.11 to 1.43x)")
-    assert step_change_text(100, 120, 110, 130).endswith(", 0.83x (90% interval 0.77 to 0.91x)")
+    assert step_change_text(100, 100, 0.909, 1.111).endswith(", 1.00x (may help or hurt: 0.91 to 1.11x)")
+    assert step_change_text(1000, 980, 0.999, 1.042).endswith(", 1.02x (90% interval 1.00 to 1.04x)")
+    assert step_change_text(100, 80, 1.111, 1.429).endswith(", 1.25x (90% interval 1.11 to 1.43x)")
+    assert step_change_text(100, 120, 0.769, 0.909).endswith(", 0.83x (90% interval 0.77 to 0.91x)")
+    assert step_change_text(100, 80, 1.111).endswith(", 1.25x (90% interval 1.11x or more)")
 
 
 def test_steps_that_all_replay_exactly_have_no_worst_one():

@@ -165,9 +165,9 @@ def throughput_line(what: str, found: Changed) -> Iterator[Block]:
     if rate.before_per_s is not None and rate.after_per_s is not None:
         rates = f"{per_s_text(rate.before_per_s)} -> {per_s_text(rate.after_per_s)}"
         said = f"{rates} {rate.unit} per second, {rate.gain:.2f}x"
-    if found.predicted_low_ns is not None and found.predicted_high_ns is not None:
-        whole = rate.gain * found.predicted_ns
-        said += likely_gain(whole, found.predicted_low_ns, found.predicted_high_ns)
+    if found.speedup_low is not None and found.speedup_high is not None:
+        more = rate.gain * found.predicted_ns / found.replayed_ns
+        said += likely_gain(more * found.speedup_low, more * found.speedup_high)
     yield Headline(f"{what}: {said}")
 
 
@@ -187,11 +187,12 @@ def step_figures(found: Prediction) -> Figures:
     after = [("predicted", "unknown", found.reason or "")]
     if found.predicted_ns is not None:
         interval = gains = ""
-        low = found.predicted_low_ns
-        high = found.predicted_high_ns
+        low = found.speedup_low
+        high = found.speedup_high
         if low is not None and high is not None:
-            interval = f"90% interval {range_text(low, high)}"
-            gains = gain_range_text(before, low, high)
+            ends = range_text(found.predicted_low_ns or 0, found.predicted_high_ns or 0)
+            interval = f"90% interval {ends}"
+            gains = gain_range_text(low, high)
         after = [
             ("predicted", time_text(found.predicted_ns), interval),
             ("speedup", speedup_of(found), gains),
