@@ -59,7 +59,8 @@ def doubt_waiting(transfers: Selection, waited_ns: Iterable[float]) -> None:
     """
     pairs = list(zip(waited_ns, transfers.duration_ns.tolist(), strict=True))
     if any(waited for waited, _ in pairs):
-        transfers.doubt([(waited - now) / max(now, 1) if waited > 0 else 0 for waited, now in pairs])
+        off = [(waited - now) / max(now, 1) if waited > 0 else 0 for waited, now in pairs]
+        transfers.doubt(off, waiting=True)
 
 
 def sized_all_reduces(graph: Graph) -> Selection:

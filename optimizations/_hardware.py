@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import inf
 
 import numpy as np
-from daydream.optimizations._gradient_collectives import transfers_of
+from daydream.optimizations._gradient_collectives import doubt_waiting, modelled, transfers_of, waiting_ns
 
-from daydream import Graph, GraphError
+from daydream import Graph, GraphError, Selection
 from daydream.costs import (
     OVER_LINK,
     TO_DEVICE,
     TO_HOST,
+    Device,
     at_peak_ns,
     counted_conflicts,
     device_of,
@@ -20,6 +21,7 @@ from daydream.costs import (
     is_matrix,
     link_bandwidth,
     missing_tables,
+    moved_transfers,
     retime,
     retime_untyped,
     say_evidence,
@@ -39,10 +41,11 @@ SMALL = 0.005  # of the kernels' time
 def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) -> None:
     """Predict the step on another GPU, for example `to="h100"`.
 
-    Products and attention in 16 and 8 bits go with what their nearest sizes take on both devices in public
-    tables, where the extra `gpus` is installed. All other kernels are retimed for the device `to` by the
-    roofline: each keeps its share of the peak that bounds it, in arithmetic or in bandwidth, and its fixed
-    cost becomes the other device's. A kernel of few blocks
+    Products, attention and experts in 16 and 8 bits, and collectives within a node, go with what their
+    nearest sizes take on both devices in public tables, where the extra `gpus` is installed; other such
+    collectives with a model of NCCL on the machines that both GPUs stand in as a rule. All other kernels are
+    retimed for the device `to` by the roofline: each keeps its share of the peak that bounds it,
+    in arithmetic or in bandwidth, and its fixed cost becomes the other device's. A kernel of few blocks
     goes with the rates of the units that it runs on. Copies to and from the CPU go with the peak rate of
     PCIe, others with the memory's bandwidth. Products of unknown element type take the middle of what 32 and
     16 bits give, and the range covers both; 16 bits are bfloat16 where that is what other kernels run in.
@@ -52,7 +55,7 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
     between two GPUs is in docs/costs.md.
     With `speedup` all kernels and copies within the device take 1/speedup of their time instead.
 
-    CPU work, launch latencies and collectives stay. Not modelled: other kernels that libraries
+    CPU work, launch latencies and collectives between nodes stay. Not modelled: other kernels that libraries
     pick for the device, formats that only it has, memory size, clocks under load.
 
     Args:
@@ -95,8 +98,31 @@ def gpu(graph: Graph, *, to: str | None = None, speedup: float | None = None) ->
                 "32 and 16 bits."
             )
         graph.note(f"From a {old.name} to a {new.name}. {retimed.words()}")
-    if len(graph.select(kind="collective")):
+    transfers = graph.select(kind="collective")
+    moved = 0 if to is None or modelled(graph) else _move_transfers(transfers, find_device(to))
+    if len(transfers) > moved:
         graph.note("Collectives keep their time; `network` predicts a faster link.")
+
+
+def _move_transfers(transfers: Selection, device: Device) -> int:
+    """Give collectives their times among GPUs of another kind, and return of how many these are known."""
+    graph = transfers.graph
+    ratio, off, measured = moved_transfers(graph, transfers, device)
+    moved = transfers[ratio > 0]
+    if not len(moved):
+        return 0
+    waited = waiting_ns(moved)
+    moved.set(duration_ns=moved.duration_ns * ratio[ratio > 0]).doubt(off[ratio > 0])
+    doubt_waiting(moved, waited)
+    for times, how in (
+        (measured == 1, "NCCL was measured to on both GPUs"),
+        (measured == 0, f"a model of NCCL says of {device_of(graph).machine} and {device.machine}"),
+    ):
+        if times.any():
+            few, many = ratio[times].min(), ratio[times].max()
+            some = counted(int(times.sum()), "collective")
+            graph.note(f"{some} within a node take {few:.2f} to {many:.2f} times as long, as {how}.")
+    return len(moved)
 
 
 def cpu(graph: Graph, *, speedup: float) -> None:

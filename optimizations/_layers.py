@@ -93,7 +93,12 @@ def add_layers(graph: Graph, *, count: int = 1, layers: str | None = None) -> No
     graph.note(f"Added: {counted(count, 'layer')}, copies of {listed(copied)}.")
 
 
-def _memory_add_layers(held: Allocations, *, count: int = 1, layers: str | None = None) -> None:
+def _memory_add_layers(
+    held: Allocations,
+    *,
+    count: int = 1,
+    layers: str | None = None,
+) -> None:
     """Let copies of blocks hold what those hold."""
     pattern = _middle_block(held.graph) if layers is None else layers
     block, _ = block_of_rows(held, pattern)

@@ -152,7 +152,12 @@ def _in_factors(graph: Graph, reduced: Selection, rank: int, lane: str, rate: fl
     _replace(reduced, lane, kernels, both)
 
 
-def _replace(reduced: Selection, lane: str, kernels: dict[str, Any], transfers: list[dict[str, Any]]) -> None:
+def _replace(
+    reduced: Selection,
+    lane: str,
+    kernels: dict[str, Any],
+    transfers: list[dict[str, Any]],
+) -> None:
     """Put kernels (name and ns) before, between and after transfers in the place of each all-reduce."""
     waited_ns = waiting_ns(reduced)
     count = len(kernels) + len(transfers)

@@ -401,7 +401,14 @@ class Sharding:
                 graph.link(scattered[at], into[behind])
         end.wait_for(LANE, on=self.lane)
 
-    def _copy(self, beside: list[int], name: str, of: Any, *, behind: bool = False) -> list[int]:
+    def _copy(
+        self,
+        beside: list[int],
+        name: str,
+        of: Any,
+        *,
+        behind: bool = False,
+    ) -> list[int]:
         where = {"kind": "cpu"} if self.lane is None else {"kind": "kernel", "lane": self.lane}
         insert = self.graph.insert_after if behind else self.graph.insert_before
         time = 0 if self.copies is None else self.copies[of]

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from daydream.costs.network.nccl import WAYS, bytes_of_message
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
-    from daydream.costs.network.world_size import workers_of
+    from daydream.costs.network.world_size import moved_transfers, workers_of
     from daydream.costs.operators import Operator, nodes_that, operator, operators_that
     from daydream.costs.resize.growth import (
         arguments_now,

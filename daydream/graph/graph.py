@@ -135,8 +135,8 @@ class Graph(NotebookTables):
             np.ndarray
         ] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[
-            tuple[np.ndarray, np.ndarray]
-        ] = []  # ids, and how far such a time may be off
+            tuple[np.ndarray, np.ndarray, bool]
+        ] = []  # ids, how far such a time may be off, and whether for waiting
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
         self.recorded_ns: np.ndarray | None = (

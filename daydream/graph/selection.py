@@ -367,14 +367,17 @@ class Selection(NotebookTables):
             graph.write(name, ids, nanoseconds(graph.columns[name][ids] * factors, what))
         return self
 
-    def doubt(self, error: float | Sequence[float] | np.ndarray) -> Selection:
+    def doubt(
+        self, error: float | Sequence[float] | np.ndarray, *, waiting: bool = False
+    ) -> Selection:
         """Say how far the times given to the tasks may be off: a part of them, at 90%, one or one for each.
 
         For models that know their own errors. It widens the range of the prediction where it is more than
-        what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers may be longer by that, or
-        shorter where it is below 0, and not the other way: it widens the range at one end.
+        what such models were found to have (`graph_diff.MODEL_ERROR`). Transfers that may have been
+        `waiting` may be longer by that, or shorter where it is below 0, and not the other way: it widens the
+        range at one end.
         """
-        self.graph.doubted.append((self.ids, np.broadcast_to(error, self.ids.shape)))
+        self.graph.doubted.append((self.ids, np.broadcast_to(error, self.ids.shape), waiting))
         return self
 
     def set(self, **columns: Any) -> Selection:

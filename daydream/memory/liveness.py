@@ -328,7 +328,12 @@ class KeptCalls:
         found = unique(rows[own])
         held["end"][found] = np.minimum(held["end"][found], ends[found])
 
-    def keep(self, held: Allocations, rows: np.ndarray, which: np.ndarray | None = None) -> None:
+    def keep(
+        self,
+        held: Allocations,
+        rows: np.ndarray,
+        which: np.ndarray | None = None,
+    ) -> None:
         """Hold one row for each call, its input say, until its node is done.
 
         Args:

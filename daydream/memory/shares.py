@@ -271,13 +271,27 @@ class _Program:
     made: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     phase: str = "forward"
 
-    def make(self, unit: _Unit, nbytes: int, begin: int, end: int, most: int | None = None) -> None:
+    def make(
+        self,
+        unit: _Unit,
+        nbytes: int,
+        begin: int,
+        end: int,
+        most: int | None = None,
+    ) -> None:
         """Hold bytes from a place to another."""
         if end > begin:
             most = end if most is None else max(most, end)
             self.made.append((unit.like, nbytes, begin, end, most, PHASES.index(self.phase)))
 
-    def send(self, unit: _Unit, nbytes: int, begin: int, end: int, most: int | None = None) -> None:
+    def send(
+        self,
+        unit: _Unit,
+        nbytes: int,
+        begin: int,
+        end: int,
+        most: int | None = None,
+    ) -> None:
         """Hold bytes once more while gloo moves them, which it does on a CPU."""
         if self.held["device"][unit.like] < 0:
             self.make(unit, nbytes, begin, end, most)

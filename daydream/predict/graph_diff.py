@@ -62,8 +62,8 @@ class Affected(NamedTuple):
     `moved` goes away, or is CPU time that a factor changes. `copied` is recorded work that is done again,
     `computed` CPU time that a cost model gave. Of `kernels` and `transfers` (copies and collectives) it is
     what a model gave and what a factor changes. `waits` are what a step changes by beyond all that is
-    affected, since something waits less or more: moved time, too. `doubt` is how far kernels may be off
-    beyond what kernels are as a rule, where the model that gave their times says so: an error, and no time
+    affected, since something waits less or more: moved time, too. `doubt` is how far device work may be off
+    beyond what its sort is as a rule, where the model that gave their times says so: an error, and no time
     affected. `waiting` is how far transfers are off, either way, if what was recorded of them was waiting
     for peers.
     """
@@ -88,7 +88,7 @@ class Affected(NamedTuple):
 
     @property
     def errors_ns(self) -> list[float]:
-        """How far each sort may be off, in ns, where nothing hides it; of kernels, what models doubt too."""
+        """How far each sort may be off, in ns, where nothing hides it; with kernels, what models doubt too."""
         doubt = {"kernels": self.doubt}
         return [
             MODEL_ERROR[sort] * ns + doubt.get(sort, 0.0) for sort, ns in self.by_sort().items()
@@ -135,7 +135,8 @@ class GraphDiff:
         ids: the tasks that take another time, were inserted or removed, int64, ascending.
         longer_ns: how much longer each of them takes with the gap behind it.
         affected_ns: by sort of `MODEL_ERROR`, how much time of each of them is affected.
-        doubt_ns: by how much each may be off beyond that.
+        errors_ns: by how much each may be off.
+        doubt_ns: by how much that is beyond its sort's error.
         waiting_ns: by how much each is longer if it waited for peers (see `Affected`).
     """
 
@@ -160,10 +161,9 @@ class GraphDiff:
         is_new = ~was_there[ids]
         alive = there[ids]
         kind = after.kind[ids]
-        row = after.row[ids]
         now = self.now_ns[ids] + after.gap_ns[ids] * alive
         self.longer_ns = now - self.was_ns[ids] - self.old("gap_ns")[ids] * ~is_new
-        copied = is_new & (row >= 0)
+        copied = is_new & (after.row[ids] >= 0)
         given = among(after, np.concatenate([ids[:0], *after.modelled]))[ids]
         modelled = (is_new & ~copied) | (given & alive & (self.longer_ns != 0))
         cpu = kind == CPU
@@ -177,14 +177,14 @@ class GraphDiff:
             "kernels": ns * (told & ~cpu & ~transfer),
             "transfers": ns * (told & transfer),
         }
-        doubted = np.zeros(after.size)
-        for each, error in after.doubted:
-            doubted[each] = error
-        off = np.where(alive, doubted[ids], 0)
-        self.waiting_ns = off * transfer * np.maximum(after.duration_ns[ids], 1)
-        self.doubt_ns = (
-            np.maximum(off - MODEL_ERROR["kernels"], 0) * now * (modelled & ~cpu & ~transfer)
-        )
+        doubted = np.zeros((2, after.size))
+        for each, error, waiting in after.doubted:
+            doubted[int(waiting), each] = error
+        off, waited = doubted[:, ids]
+        self.waiting_ns = waited * alive * np.maximum(after.duration_ns[ids], 1)
+        usual_ns = np.asarray(sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items()))
+        self.doubt_ns = np.maximum(off * now - usual_ns, 0) * (modelled & ~cpu)
+        self.errors_ns = usual_ns + self.doubt_ns
 
     def old(self, name: str) -> np.ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
@@ -227,13 +227,6 @@ class GraphDiff:
         parts = affected.errors_ns
         scale = hypot(*parts) / (sum(parts) or 1)
         return self.longer_by(scale * self.errors_ns)
-
-    @property
-    def errors_ns(self) -> np.ndarray:
-        """How far the time of each of `ids` may be off."""
-        return np.asarray(
-            sum(MODEL_ERROR[sort] * ns for sort, ns in self.affected_ns.items()) + self.doubt_ns
-        )
 
     def longer_by(self, more: np.ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""

@@ -44,7 +44,9 @@ DRIVER_NAMES = {
     "NVIDIA GeForce RTX 2080 Ti": "RTX 2080 Ti", "NVIDIA GeForce RTX 3070 Ti": "RTX 3070 Ti",
     "NVIDIA GeForce RTX 3090": "RTX 3090", "NVIDIA GeForce RTX 4090": "RTX 4090",
     "NVIDIA RTX A6000": "RTX A6000",
-    "Quadro GP100": "Quadro GP100",
+    "Quadro GP100": "Quadro GP100", "NVIDIA A30": "A30", "NVIDIA H20": "H20",
+    "NVIDIA A800-SXM4-80GB": "A800 SXM 80GB", "NVIDIA A800 80GB PCIe": "A800 PCIe 80GB",
+    "NVIDIA H800": "H800 SXM", "NVIDIA H800 PCIe": "H800 PCIe",
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def test_a_drivers_name_finds_its_device(name):
     assert find_device(name).name == DRIVER_NAMES[name]
 
 
-@pytest.mark.parametrize("name", ["", "abacus", "RTX", "AMD Radeon Graphics", "NVIDIA"])
+@pytest.mark.parametrize("name", ["", "abacus", "RTX", "AMD Radeon Graphics", "NVIDIA", "H20-3e"])
 def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(name):
     with pytest.raises(NotApplicableError, match="H100 SXM"):
         find_device(name)
@@ -72,6 +74,8 @@ def on(name):
         ("NVIDIA H200", "dgx-h100"),
         ("NVIDIA H100 80GB HBM3", "dgx-h100"),
         ("NVIDIA H100 PCIe", "pcie5"),
+        ("NVIDIA H800", "hgx-h800"),
+        ("NVIDIA A800-SXM4-80GB", "hgx-a800"),
         ("NVIDIA A100-SXM4-40GB", "dgx-a100"),
         ("NVIDIA A100-PCIE-40GB", "pcie4"),
         ("NVIDIA A100 80GB PCIe", "pcie4"),

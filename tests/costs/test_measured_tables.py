@@ -6,13 +6,17 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 import pytest
+from collective_traces import collective, trace_of
 from daydream.optimizations._hardware import gpu
 from graph.small_graphs import kernels
-from graph.small_traces import dims
+from graph.small_traces import dims, kernel
 from pyarrow.parquet import write_table
 from recorded import Program
+from shared import shared_replay
 from work_traces import Call, Kernel, graph_of
 
+import daydream
+from daydream import build
 from daydream.calibration.operators import OperatorCall, RebuildError, rebuild
 from daydream.calibration.run import Calibration, Questions, calibrate, calibrate_in_place
 from daydream.costs import KernelTable, find_device, measured_ns, retime
@@ -20,6 +24,7 @@ from daydream.costs.device import measured_tables
 from daydream.costs.device.measured import give_table
 from daydream.costs.device.measured_tables import measured_ratio
 from daydream.costs.kernels import floor_ns
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.model.precision import SORTS
 from daydream.transforms.compose import apply, parse
@@ -470,3 +475,123 @@ def test_without_tables_it_goes_by_peaks_in_a_range_as_wide_as_their_error(monke
     assert (found.model.tolist(), found.doubt.tolist()) == (["roofline"], [0.5])
     gpu(graph, to="b200")
     assert any("pip install -e '.[gpus]'" in note for note in graph.facts.notes)
+
+
+# Collectives between GPUs: by tables of NCCL, made as well, else by the model of both machines
+
+
+def write_nccl(folder, device, ms, operation="all_reduce"):
+    """Write what a collective of four GPUs takes from 1 ki to 64 Mi elements, the longest twice."""
+    path = folder / device.tables / "comm" / "nccl" / "2.0" / "nccl_perf.parquet"
+    path.parent.mkdir(parents=True)
+    sizes = [2**power for power in range(10, 27)]
+    rows = len(sizes)
+    table = {"nccl_dtype": ["half"] * rows, "op_name": [operation] * rows, "num_gpus": [4] * rows,
+             "message_size": sizes, "latency": [ms(size) for size in sizes]}  # fmt: skip
+    write_table(pa.table(table), path)
+
+
+def job(device="NVIDIA H100 80GB HBM3", ranks=(0, 1, 2, 3), operation="all_reduce", **more):
+    """A kernel and a collective of 4 MiB, 100 us each, as rank 0 of a job recorded them."""
+    rows = (
+        kernel("work", 0, 100, dtype="float32"),
+        collective(100, 200, 4 * 2**20, operation=operation, group="all", **more),
+    )
+    graph = build(
+        trace_of(
+            *rows,
+            steps=[{"start_ns": 0, "end_ns": 200_000}],
+            devices=[{"id": 0, "name": device}],
+            world_size=len(ranks),
+            groups=[{"name": "all", "ranks": list(ranks)}],
+        )
+    )
+    return graph, graph.select(kind="collective")
+
+
+def doubts(graph, transfers):
+    """Return how far the transfers may be off: by the model, and for waiting."""
+    mine = [each for each in graph.doubted if each[0].tolist() == transfers.ids.tolist()]
+    return {waiting: error.tolist() for _, error, waiting in mine}
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_to_all"])
+def test_a_collective_goes_with_the_ratio_of_what_nccl_was_measured_to_take_on_both(
+    tables, tmp_path, operation
+):
+    named = operation.replace("all_to_all", "alltoall")
+    write_nccl(tmp_path, H100, lambda size: size / 1e8, named)
+    write_nccl(tmp_path, B200, lambda size: size / 4e8, named)
+    graph, transfers = job(operation=operation)
+    gpu(graph, to="b200")
+    assert transfers.duration_ns.tolist() == [25_000]
+    # All measured sizes agree and its own is among them. Rank 0 may have waited all the time: 75 us more.
+    assert doubts(graph, transfers) == {False: [0.05], True: [3.0]}
+    said = "1 collective within a node take 0.25 to 0.25 times as long, as NCCL was measured"
+    assert any(said in note for note in graph.facts.notes)
+    assert not any("keep their time" in note for note in graph.facts.notes)
+
+
+def test_a_range_is_as_wide_as_measured_neighbors_disagree(tables, tmp_path):
+    write_nccl(tmp_path, H100, lambda size: size / 1e8)
+    write_nccl(tmp_path, B200, lambda size: size / 4e8 * (2 if size > 2**21 else 1))
+    graph, transfers = job()
+    transfers.set(bytes=3 * 2**21)  # between two sizes, of which one takes twice as long
+    gpu(graph, to="b200")
+    assert 25_000 < transfers.duration_ns[0] < 50_000
+    assert doubts(graph, transfers)[False][0] > 0.5
+
+
+def modelled_ns(machine, members=4, nbytes=4 * 2**20):
+    return find_cluster(machine).time_ns("all_reduce", nbytes, members)
+
+
+@pytest.mark.parametrize(
+    ("members", "device", "to", "off"),
+    [
+        (4, "NVIDIA H100 80GB HBM3", "b200", 0.5),
+        (2, "NVIDIA H100 80GB HBM3", "l40s", 0.5),
+        (4, "NVIDIA H100 80GB HBM3", "l40s", 3.0),  # four on PCIe: up to four times as long
+        (8, "NVIDIA L40S", "h100", 1 - 1 / 16),  # from eight of them: a sixteenth of that
+    ],
+)
+def test_without_tables_the_model_of_both_machines_tells_in_a_wide_range(
+    monkeypatch, members, device, to, off
+):
+    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
+    measured_tables._rows.cache_clear()
+    graph, transfers = job(device, range(members))
+    gpu(graph, to=to)
+    here, there = find_device(device).machine, find_device(to).machine
+    ratio = modelled_ns(there, members) / modelled_ns(here, members)
+    assert transfers.duration_ns.tolist() == [round(100_000 * ratio)]
+    assert doubts(graph, transfers)[False] == [off]
+    assert any(f"a model of NCCL says of {here} and {there}" in note for note in graph.facts.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "to"),
+    [
+        ({"ranks": (0, 8)}, "b200"),  # two nodes
+        ({"ranks": range(16)}, "b200"),
+        ({"ranks": (0, 1), "operation": "wait"}, "b200"),
+        ({}, "gb200"),  # in no usual machine
+        ({}, "h200"),  # in the same machine
+    ],
+)
+def test_other_collectives_keep_their_time(monkeypatch, asked, to):
+    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
+    measured_tables._rows.cache_clear()
+    graph, transfers = job(**asked)
+    gpu(graph, to=to)
+    assert transfers.duration_ns.tolist() == [100_000]
+    assert any("keep their time" in note for note in graph.facts.notes)
+
+
+def test_what_a_collective_may_be_off_widens_both_ends(monkeypatch):
+    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
+    measured_tables._rows.cache_clear()
+    job_of_two = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz")
+    found = daydream.whatif(job_of_two, "gpu", to="l40s")
+    assert found.affected.doubt > 0
+    assert found.predicted_low_ns < found.predicted_ns < found.predicted_high_ns

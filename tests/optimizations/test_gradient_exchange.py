@@ -119,12 +119,12 @@ def test_a_bucket_that_begins_later_may_no_longer_wait_for_peers():
     graph = distributed(1, 0)
     bucket_size(graph, bucket_mb=1.0)
     takes, alone = FIXED + 2 * (100_000 - FIXED), find_cluster("dgx-a100").all_reduce_ns(8000, 2)
-    ((ids, doubt),) = graph.doubted
+    ((ids, doubt, _),) = graph.doubted
     assert graph.tasks(ids).duration_ns.tolist() == [takes]
     assert doubt.tolist() == [(alone - takes) / takes]
     quick = distributed(1, 0, duration=FIXED)  # as fast as the cluster: they waited for nobody
     bucket_size(quick, bucket_mb=1.0)
-    assert all((each == 0).all() for _, each in quick.doubted)
+    assert all((each == 0).all() for _, each, _ in quick.doubted)
 
 
 LONG_US = find_cluster("dgx-a100").all_reduce_ns(30 * 2**20, 2) / 1000  # of a bucket of 30 MiB

@@ -136,7 +136,7 @@ def test_a_gpu_without_figures_of_its_own_sustains_what_others_of_its_vendor_do(
     fixed = 5_000 * 1_400 / 5_000
     h100 = kernels(half_product_ns(MI300X, "h100")).duration_ns[0] - fixed
     assert (new - 5_000) / h100 == pytest.approx(989.4 / 312, rel=1e-4)
-    (_, doubt), *_ = graph.doubted
+    (_, doubt, _), *_ = graph.doubted
     assert doubt.tolist() == [0.5]  # between other units; of this vendor's figures alone it would be 22%
     assert half_product_ns("NVIDIA H100 80GB HBM3", "h200").doubted == []  # of one design: by peaks
 
@@ -339,7 +339,7 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     narrow = retime(in_half, in_half.select(name="my_gemm"), device="h100")
     middle = (round(wide) + int(narrow.duration_ns[0])) // 2
     assert open_type.duration_ns.tolist() == [middle]
-    ((ids, error),) = graph.doubted
+    ((ids, error, _),) = graph.doubted
     assert ids.tolist() == open_type.ids.tolist()
     half = abs(wide - narrow.duration_ns[0]) / 2
     assert error[0] == pytest.approx(np.hypot(half / middle, 0.2), rel=1e-3)

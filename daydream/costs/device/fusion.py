@@ -94,7 +94,12 @@ def fused_chain_ns(graph: Graph, chains: Groups) -> np.ndarray:
     return np.minimum(time, chains.total("duration_ns"))
 
 
-def bytes_left(number: np.ndarray, nbytes: np.ndarray, read: np.ndarray, chains: int) -> np.ndarray:
+def bytes_left(
+    number: np.ndarray,
+    nbytes: np.ndarray,
+    read: np.ndarray,
+    chains: int,
+) -> np.ndarray:
     """Return which part of its bytes each chain moves as one kernel; 1 for one without any.
 
     Parts stand in program order, `number` says whose each is; `read` are those of their bytes that

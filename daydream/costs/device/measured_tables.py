@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 FORMATS = {"float16": "bfloat16", "bfloat16": "bfloat16"}  # as fast as each other
-COLLECTIVES = "all_reduce", "all_gather", "reduce_scatter", "alltoall"
+COLLECTIVES = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 NCCL = Table("comm/nccl/*/nccl_perf", "nccl_dtype", ("num_gpus", "message_size"))
 TABLES = {
     "gemm": Table("gemm/{}/*/gemm_perf", "gemm_dtype", ("m", "n", "k")),
@@ -56,6 +56,7 @@ TABLES = {
         {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced"},
     ),
     **{name: NCCL._replace(only={"op_name": name}) for name in COLLECTIVES},
+    "all_to_all": NCCL._replace(only={"op_name": "alltoall"}),
 }
 
 
@@ -98,7 +99,7 @@ def measured_ratio(
         ratios, and half-widths at 90%: float64, shape (calls,). None where one of the GPUs was not measured.
     """
     ratios, weights, spreads = [], [], []
-    for library in LIBRARIES:
+    for library in ("*",) if operation in COLLECTIVES else LIBRARIES:
         before, after = (
             measured_ns(device, operation, dtype, sizes, library) for device in (here, there)
         )
@@ -123,7 +124,7 @@ def measured_ns(
         device: a row of the table of GPUs.
         operation: `gemm` (rows, columns, summed over), `attention` (batch, length, heads, heads of keys, width;
             causal, forward), `moe` (tokens, width, inner width, experts a token, experts), or `all_reduce`,
-            `all_gather`, `reduce_scatter`, `alltoall` (GPUs in one node, elements in 16 bits).
+            `all_gather`, `reduce_scatter`, `all_to_all` (GPUs in one node, elements in 16 bits).
         dtype: torch's name of a type, or `tf32`.
         sizes: of each call, int64, shape (calls, sizes).
         library: one of `LIBRARIES`; by default the one that serves each size best.

@@ -1,4 +1,4 @@
-"""Collectives and workers: how many a trace has, its collectives for another number, and what they took.
+"""Collectives and workers: how many a trace has, its collectives for another number or GPU, and what they took.
 
 An optimization that must know asks `workers_of`; what the recorded collectives took to transfer is what a cluster
 is fitted to.
@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from daydream.collect.derive.collectives import ENDS_AGREE_NS, host_collectives, match_collectives
+from daydream.costs.device.measured_tables import COLLECTIVES as MEASURED
+from daydream.costs.device.measured_tables import measured_ratio
+from daydream.costs.devices import Device, device_of
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.clusters import Cluster
 from daydream.costs.network.fitting import Measurement, calibrate
@@ -19,10 +22,16 @@ from daydream.costs.network.nccl import COLLECTIVES, bytes_of_message
 from daydream.costs.network.networks import machine_of
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph
+from daydream.graph.selection import Selection
 from daydream.text import counted
 from daydream.trace.recorded_time import shared_already
 from daydream.trace.trace import Trace
 
+IN_A_NODE = 8  # GPUs, of the machines on which NCCL was measured
+# How far the model's ratio between two machines may be off at 90%: by NCCL's tables of A100, H100, H200, B200 and
+# B300 between 0.01 and 0.64, in the middle 0.29. Where L40S on PCIe are one side, 2 take what the model says within
+# that, 4 and 8 up to 4 and 16 times as long: the way between the CPUs, which the model has not.
+MODEL_OFF = 0.5
 Message = tuple[str, int]  # operation, and bytes as `Cluster.time_ns` wants them
 
 
@@ -158,6 +167,56 @@ def measured_in(trace: Trace) -> list[Measurement]:
             )
         )
     return found
+
+
+def moved_transfers(graph: Graph, transfers: Selection, there: Device) -> np.ndarray:
+    """Return how many times as long transfers within a node take among GPUs of another kind.
+
+    As NCCL was measured to on both, else as our model of NCCL says of the machines that both stand in as a rule.
+    What leaves a node goes over a network that may stay: nothing is known of it.
+
+    Args:
+        graph: the graph of the trace.
+        transfers: collectives.
+        there: the other GPU.
+
+    Returns:
+        ratios, half-widths at 90%, and 1 where it was measured: shape (3, transfers), float64, NaN where unknown.
+    """
+    found, here = np.full((3, len(transfers)), np.nan), device_of(graph)
+    sizes = group_sizes(graph.recorded)
+    for group in graph.recorded.metadata.get("groups", []):
+        if len({rank // IN_A_NODE for rank in group.get("ranks") or ()}) > 1:
+            sizes[group["name"]] = 0
+    members = np.array([sizes.get(each, sizes.get(None, 0)) for each in transfers.group])
+    usable = (members > 1) & (members <= IN_A_NODE) & (transfers.bytes > 0)
+    for name in COLLECTIVES:
+        mine = np.flatnonzero(usable & (transfers.collective == name))
+        pairs = zip(members[mine].tolist(), transfers.bytes[mine].tolist(), strict=True)
+        asked = [(many, bytes_of_message(name, each, many)) for many, each in pairs]
+        if not asked:
+            continue
+        took = transfers.duration_ns[mine]
+        halves = np.array(asked) // (1, 2)  # elements in 16 bits
+        measured = name in MEASURED and measured_ratio(here, there, name, "bfloat16", halves, took)
+        if measured:
+            found[:, mine] = *measured, np.ones(len(mine))
+        elif here.machine and there.machine and here.machine != there.machine:
+            found[:, mine] = _modelled_ratio(here.machine, there.machine, name, asked)
+    return found
+
+
+def _modelled_ratio(here: str, there: str, name: str, asked: list[tuple[int, int]]) -> np.ndarray:
+    """Return what `moved_transfers` does of one collective, by the model of two machines."""
+    before, after = (
+        np.array([find_cluster(machine).time_ns(name, nbytes, many) for many, nbytes in asked])
+        for machine in (here, there)
+    )
+    off = np.full(len(asked), MODEL_OFF)
+    if here.startswith("pcie") != there.startswith("pcie"):
+        more = (np.array(asked)[:, 0] / 2.0) ** 2  # times as long on PCIe
+        off = np.maximum(off, more - 1 if there.startswith("pcie") else 1 - 1 / more)
+    return np.array([after / before, off, 0 * off])
 
 
 def fitted_to_trace(cluster: Cluster, trace: Trace) -> Cluster:
