@@ -29,8 +29,8 @@ from daydream.trace.trace import Trace
 
 IN_A_NODE = 8  # GPUs, of the machines on which NCCL was measured
 # How far the model's ratio between two machines may be off at 90%: by NCCL's tables of A100, H100, H200, B200 and
-# B300 between 0.01 and 0.64, in the middle 0.29. Where L40S on PCIe are one side, 2 take what the model says within
-# that, 4 and 8 up to 4 and 16 times as long: the way between the CPUs, which the model has not.
+# B300, pair by pair, 0.06 to 0.64, in the middle 0.28. Where L40S on PCIe are one side, 2 take what the model says
+# within that, 4 and 8 up to 4 and 16 times as long: the way between the CPUs, which the model has not.
 MODEL_OFF = 0.5
 Message = tuple[str, int]  # operation, and bytes as `Cluster.time_ns` wants them
 
