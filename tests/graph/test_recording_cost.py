@@ -373,7 +373,7 @@ def test_a_ranking_whose_intervals_tell_nothing_says_so():
     replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
     ranking = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False)
     (row,) = ranking.optimizations
-    wide = row.but(predicted_low_ns=row.replayed_ns // 2, predicted_high_ns=2 * row.replayed_ns)
+    wide = row.but(speedup_low=0.5, speedup_high=2.0)
 
     assert not ranking.cannot_tell
     told = ranking.but(optimizations=[wide])
