@@ -304,6 +304,17 @@ STARTS = {  # rows; what starts when (us), and how many waits there are: as reco
         """,
         "relu 0: b 20+1",  # 17 earlier, were its stream free then
     ),
+    "work of a lost number is launched by the call whose name launches": (
+        """
+            call cudaLaunchKernel 0 5 correlation=1
+            kernel a 10 20 correlation=1
+            call cudaLaunchKernel 22 28
+            kernel b 31 34 correlation=9
+            call cuLaunchKernel 40 45 correlation=3
+            kernel c 50 60 correlation=3
+        """,
+        "cudaLaunchKernel 0: b 26",
+    ),
 }
 
 
