@@ -416,6 +416,7 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
 
     assert any("clocks are not aligned" in note for note in graph.facts.notes)
     assert (named(graph, "reduce").duration_ns / 1000).tolist() == [70, 520]
+    assert not [note for note in build(ranks_trace(skew=100)).facts.notes if "apart" in note]
 
 
 @pytest.mark.parametrize(("samples", "cost"), [([5, 7], 42), ([5, 900, 7], 7), ([-1, 5, 7, 1001], 42)])
