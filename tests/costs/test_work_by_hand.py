@@ -96,6 +96,7 @@ BY_HAND = [
     ("aten::avg_pool3d_backward 2x3x2x2x2 2x3x4x4x4 - -", "pooling", 384, 48 + 384),
     (("aten::cat", [[[6, 4], [2, 4]], []]), "copy", 0, 2 * 32),
     (("aten::_foreach_add_", [[[6], [4, 4]], [[6], [4, 4]], []]), "optimizer", 22, 3 * 22),
+    (("aten::_foreach_clamp_max", [[[6], [4, 4]], []]), "optimizer", 22, 2 * 22),
     # p, g, m, v read; p, m, v written
     (("aten::_fused_adam_", [[[6], [4, 4]]] * 4 + [[], [[], []], []]), "optimizer", 12 * 22, 7 * 22),
     # amsgrad: the largest second moments, too

@@ -357,6 +357,7 @@ def test_a_line_of_code_names_the_optimizer_of_the_script():
 
 def test_every_kind_of_task_and_of_edge_has_a_cause():
     assert set(OF_KIND) == set(KINDS)
+    assert [*Cause.__members__.values()] == [*range(11)]  # as edges store them
     assert set(OF_EDGE) == set(Cause) - {Cause.LANE}  # which is a gap, or a start-up on the device
     assert {cause.bound for cause in OF_KERNELS.values()} == {OF_KIND["kernel"].bound}
 

@@ -43,6 +43,7 @@ def with_autograd_thread():
                 op aten::linear 2 18 phase=forward
                 launch f 5 12 20 phase=forward
                 note ## backward ## 25 70 phase=backward
+                note start 26 30 phase=backward
                 op aten::mm 30 45 tid=2 phase=backward
                 launch b1 32 40 50 tid=2 phase=backward
                 op aten::mm 48 60 tid=2 phase=backward
@@ -61,6 +62,7 @@ def test_a_range_that_waits_for_the_autograd_thread_holds_its_work():
 
     assert names(kernels(graph).where(within="backward")) == "b1, b2"
     assert names(kernels(graph).where(within="forward")) == "f"
+    assert len(kernels(graph).where(within="start")) == 0  # it is over when the thread begins
     assert [each.name.tolist() for each in kernels(graph).group_by(within="## backward")] == [["b1", "b2"]]
     assert [each.name.tolist() for each in kernels(graph).group_by("instance")] == [
         ["f"],

@@ -375,6 +375,11 @@ CASES = {
         lambda g: named(g, "record").remove(),
         "stream 8: c 4+50+3",
     ),
+    "and the move of what it waits for": (
+        waiting_streams,
+        lambda g: named(g, "a").move("copies", held_for=False),
+        "stream 8: c 4+50+3",
+    ),
 }
 
 
@@ -569,3 +574,11 @@ def test_a_full_queue_reaches_from_one_copy_into_the_next():
     assert began[("launch a", 1)] == 4 + 20
     assert began[("a", 1)] == 4 + 20 + 20
     assert began[("launch b", 1)] == 4 + 20 + 20
+
+
+def test_graphs_that_differ_in_times_only_have_the_same_queues():
+    graph = launched(AB)
+    slower = graph.copy()
+    slower.select().scale(2)
+    assert slower.differs_in_times_only(graph)
+    assert not queue(slower).differs_in_times_only(graph)

@@ -304,6 +304,17 @@ STARTS = {  # rows; what starts when (us), and how many waits there are: as reco
         """,
         "relu 0: b 20+1",  # 17 earlier, were its stream free then
     ),
+    "work of a lost number is launched by the call whose name launches": (
+        """
+            call cudaLaunchKernel 0 5 correlation=1
+            kernel a 10 20 correlation=1
+            call cudaLaunchKernel 22 28
+            kernel b 31 34 correlation=9
+            call cuLaunchKernel 40 45 correlation=3
+            kernel c 50 60 correlation=3
+        """,
+        "cudaLaunchKernel 0: b 26",
+    ),
 }
 
 
@@ -405,6 +416,7 @@ def test_ranks_whose_clocks_differ_are_left_apart_and_it_is_said():
 
     assert any("clocks are not aligned" in note for note in graph.facts.notes)
     assert (named(graph, "reduce").duration_ns / 1000).tolist() == [70, 520]
+    assert not [note for note in build(ranks_trace(skew=100)).facts.notes if "apart" in note]
 
 
 @pytest.mark.parametrize(("samples", "cost"), [([5, 7], 42), ([5, 900, 7], 7), ([-1, 5, 7, 1001], 42)])

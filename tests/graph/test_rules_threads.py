@@ -233,3 +233,35 @@ def test_the_woken_thread_waits_for_the_caller():
 
     #  each forward takes 20 longer, and all behind it comes later
     assert total(graph) == 150 + 20 + 20
+
+
+def test_what_is_left_of_a_range_goes_on_behind_the_thread_it_waited_for():
+    graph = build(
+        trace(f"""
+        op forward 0 10
+        note range 10 60
+        op {NODES} 12 38 tid=2
+        op step 65 70
+    """)
+    )
+    assert starts(graph)["step"] == 65
+
+    graph.select(lane="thread 2").scale(0.5)
+    assert starts(graph)["step"] == 65 - 13
+
+
+def test_a_thread_is_woken_by_a_caller_that_goes_on_before_it_is_done_too():
+    #  thread 1  |forward 10|4|go 46  |  40  |again 10|   28   |step|
+    #  thread 2              |node 14|                 |node 26|
+    graph = build(
+        trace(f"""
+        op forward 0 10
+        op {NODES}:first 12 26 tid=2
+        op go 14 60
+        op again 100 110
+        op {NODES}:second 112 138 tid=2
+        op step 140 150
+    """)
+    )
+    named(graph, "forward").scale(3)
+    assert starts(graph)[f"{NODES}:first"] == 30 + 2

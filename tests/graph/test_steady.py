@@ -253,9 +253,14 @@ def test_a_device_that_catches_up_on_one_rank_is_repeated_until_it_has():
     assert settled.step_ns == last_step(job(60, first=2_000)) == 130_000
 
 
-@pytest.mark.parametrize("skip", [(0, 1), (1, 0), (0, 2)])
-def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
-    graph = build(job(6, skip=skip))
+@pytest.mark.parametrize(("skip", "last"), [((0, 1), 5), ((1, 0), 5), ((0, 2), 5), ((0, 0), 4)], ids=str)
+def test_a_rank_that_began_later_or_ended_earlier_is_repeated_with_the_same_steps(skip, last):
+    recorded = job(6, skip=skip)
+    steps = recorded.metadata["steps"]
+    if last < 5:
+        del steps[-1]
+        recorded.columns["step"][recorded["step"] == len(steps)] = -1
+    graph = build(recorded)
     window = repeatable(graph)
 
     assert window is not None
@@ -265,7 +270,7 @@ def test_a_rank_that_began_later_is_repeated_from_the_same_step(skip):
             for step in graph.steps
             if step["rank"] == rank and begin <= step["start_ns"] * ORDER_STEP < end
         ]
-        assert names == [f"step {n}" for n in range(max(skip) + 1, 6)]
+        assert names == [f"step {n}" for n in range(max(skip) + 1, last + 1)]
     assert settle(graph).step_ns == 130_000
 
 

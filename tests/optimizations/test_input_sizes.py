@@ -22,7 +22,7 @@ from recorded import (
 from shared import shared_replay
 from test_model_parallel import transformer
 
-from daydream import Graph
+from daydream import Graph, GraphError
 from daydream.costs import work
 from daydream.costs.device.call_scaling import link_bandwidth
 from daydream.costs.device.input_sizes import (
@@ -33,6 +33,7 @@ from daydream.costs.device.input_sizes import (
 )
 from daydream.costs.resize.growth import growth_of
 from daydream.graph.build import build
+from daydream.transforms import need_room
 
 PINNED = "Memcpy HtoD (Pinned -> Device)"
 
@@ -487,6 +488,12 @@ def test_copies_of_a_larger_batch_hold_more_and_the_link_is_as_fast_as_before():
     copies = graph.select(kind="memcpy")
     assert (copies.bytes.tolist(), copies.duration_ns.tolist()) == ([32 * MIB], [16 * MIB])
     assert link_bandwidth(graph) == pytest.approx(2.0)
+
+
+def test_as_many_tasks_as_can_be_simulated_may_be_added():
+    need_room(5_000_000, "count", 1)
+    with pytest.raises(GraphError, match="up to 5,000,000 can be simulated"):
+        need_room(5_000_001, "count", 1)
 
 
 test_sizes_that_are_no_question_are_refused = refusals(
