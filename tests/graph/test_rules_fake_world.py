@@ -1,15 +1,17 @@
 """Collectives of a fake world on a cluster of round figures. Times in microseconds."""
 
 import json
+from functools import partial
 
 import pytest
-from small_traces import note, op, trace
+from small_traces import launched, note, op, trace
 
 import daydream
 from daydream import build
 from daydream.collect.launcher.runner import joined_ranks
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.lower import problems
+from daydream.graph.plan import Cause
 from daydream.report.views.step import headline
 from daydream.simulate.steady_state import settle
 from daydream.world.stages import joined_stages, stages_of
@@ -160,6 +162,24 @@ def test_nothing_is_shared_out_a_second_time(cluster, name):
     replay = daydream.replay(job(cluster))
     with pytest.raises(NotApplicableError, match=r"rank 0 of 4 in a fake world.*collect --world N"):
         daydream.scaling(replay) if name == "scaling" else daydream.whatif(replay, name)
+
+
+def test_on_a_gpu_a_collective_is_tied_to_the_kernels_around_it_of_its_rank():
+    #  rank 0  |launch a|all-reduce|wait|        rank 1  |all-reduce|wait|launch b|
+    reduce, wait = (
+        partial(note, f"fake:{name}", correlation=0, **columns)
+        for name, columns in (("all_reduce", {"collective": "all_reduce", "group": "1"}), ("wait", {}))
+    )
+    first = [launched("a", 0, 10, 20, rank=0), reduce(6, 8, rank=0), wait(8, 9, rank=0)]
+    second = [reduce(0, 2, rank=1), wait(2, 3, rank=1), launched("b", 4, 10, 20, rank=1)]
+    graph = build(world([first, second], 20, 1, [], world_size=2, rank=0, cluster=None))
+
+    links = graph.links["cause"] == Cause.COMMUNICATION
+    src, dst = (graph.column("name", graph.links[end][links]).tolist() for end in ("src", "dst"))
+    assert [*zip(src, dst, strict=True)] == [
+        ("a", "all_reduce group 1"),
+        ("all_reduce group 1", "b"),
+    ]
 
 
 # -- stages of a pipeline, each recorded alone ------------------------------------------------------

@@ -67,7 +67,7 @@ from daydream.graph.plan import Cause, around
 from daydream.graph.rules.streams import DEVICE_PLACE
 from daydream.graph.rules.threads import pauses_of
 from daydream.graph.rules.thresholds import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
-from daydream.graph.tables import COLLECTIVE, Lane
+from daydream.graph.tables import COLLECTIVE, KERNEL, Lane
 from daydream.text import counted
 
 ARRIVAL = "arrival"
@@ -340,8 +340,7 @@ def transfer_in_fake_world(draft: Draft) -> None:
     calls = rows[is_call]
     tasks = draft.task_of_row[calls]
     described = {group["name"]: group["description"] for group in trace.metadata.get("groups", ())}
-    kernels = draft.task_of_row[np.flatnonzero(trace.is_kind("kernel"))]
-    kernels = kernels[(kernels >= 0) & (draft.launch[kernels] >= 0)]
+    kernels = np.flatnonzero((draft.kind == KERNEL) & (draft.launch >= 0))
     lanes = dict[Lane, int]()
     lane, names = [], []
     asked = (trace.values(name, calls) for name in ("group", "collective", "peer"))
