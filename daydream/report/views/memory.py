@@ -190,7 +190,7 @@ def _device(device: DeviceMemory, most: int, *, verbose: bool) -> Iterator[Block
         replayed = device.replayed_reserved_bytes or device.peak_reserved_bytes
         both = (
             ("allocated", device.recorded_allocated_bytes, device.peak_allocated_bytes),
-            ("replayed", device.recorded_reserved_bytes, replayed),
+            ("reserved", device.recorded_reserved_bytes, replayed),
         )
         rows = [Row([UNKNOWN if cell is None else cell for cell in cells]) for cells in both]
         if device.fragmentation is not None:
