@@ -66,7 +66,7 @@ ADDED = {
 MOST = 5
 MOST_WITHIN = 1
 WHOLE = {"command": 100}  # its words
-LONGEST = 150  # characters of a text; it comes from a trace, whoever wrote that
+LONGEST = 140  # characters of a text; it comes from a trace, whoever wrote that
 LONGER = dict.fromkeys(("notes", "verdict"), 400)
 
 
@@ -366,7 +366,7 @@ def brief(tool: str, document: Mapping[str, Any], most: Mapping[str, int]) -> di
             return [part(each, items, MOST_WITHIN, longest) for each in value[:most]]
         if not isinstance(value, dict):
             is_ratio = isinstance(value, float) and of.get("type") == "number"
-            return float(f"{value:.4g}") if is_ratio else value
+            return round(value, 4) if is_ratio else value
         known = of.get("properties", {})
         rest = of.get("additionalProperties") or {}
         if rest.get("type") in {"integer", "number"}:  # amounts by name
