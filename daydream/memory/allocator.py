@@ -21,12 +21,8 @@ eb42ad6; the settings are those of 2.13):
 
 Where a recording tells which block served a request, or that none did, it counts and not the rule, as long as
 there is room without end: `strays` are requests for which the two differ by more than the order of equals.
-
-The device's context, buffers of NCCL and workspaces of libraries are outside the allocator: none is here.
-
-`usage` tells what a sequence of requests needs: peaks, fragmentation, out of memory. It may go on from what the
-allocator held at one moment: segments, and the blocks that they are divided into. Nothing here needs NumPy, so
-that a snapshot is answered without it.
+`usage` tells what requests need, after what was held at one moment; the context, NCCL's buffers, workspaces
+of libraries are outside of it. Nothing here needs NumPy.
 """
 
 from __future__ import annotations
@@ -35,11 +31,19 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.memory.result import OutOfMemory
-from daydream.memory.settings import LEAST_LARGE, MIB, Settings
+from daydream.memory.settings import (
+    ALLOCATE,
+    DEFER,
+    FREE,
+    LEAST_LARGE,
+    MIB,
+    Request,
+    Segment,
+    Settings,
+)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -51,7 +55,6 @@ class Block:
         mapped: whether there is memory; always, but in expandable segments.
         grows: whether it belongs to an expandable segment.
         born: how often the pool had been searched when the block became free.
-
     """
 
     pool: Pool
@@ -129,7 +132,6 @@ class Pool:
         at: what is not in use, by address.
         free: for each stream size, address and block of what is free, in this order.
         unmapped: for each stream address and block of what has no memory, in this order.
-
     """
 
     private: int
@@ -197,7 +199,6 @@ class Allocator:
     Args:
         settings: PYTORCH_CUDA_ALLOC_CONF, parsed.
         capacity_bytes: what the device may give; None: without end.
-
     """
 
     def __init__(self, settings: Settings | None = None, capacity_bytes: int | None = None) -> None:
@@ -236,7 +237,6 @@ class Allocator:
 
         Raises:
             OutOfMemoryError: the device has no room.
-
         """
         size = self.rounded(requested)
         pool = self.pool(private, small=size <= LARGEST_SMALL)
@@ -553,49 +553,6 @@ class Allocator:
             unused = [each for each in unused if each not in gone]
 
 
-class Part(NamedTuple):
-    """A block of a segment.
-
-    Attributes:
-        size: bytes.
-        requested: bytes that the program asked for, None where the block is free.
-        id: what the events call it, -1 where it is free.
-        pending: whether the program has freed it, and another stream still uses it.
-
-    """
-
-    size: int
-    requested: int | None = None
-    id: int = -1
-    pending: bool = False
-
-
-class Segment(NamedTuple):
-    """Memory that the device gave in one piece, or a range of an expandable segment that has memory.
-
-    Attributes:
-        address: where it starts.
-        stream: whose requests it serves.
-        small: whether it serves requests of up to 1 MiB.
-        blocks: the whole of it, in order of address.
-        expandable: whether it may grow in place.
-        private: the private pool that it belongs to, 0 for none.
-
-    """
-
-    address: int
-    stream: int
-    small: bool
-    blocks: tuple[Part, ...]
-    expandable: bool = False
-    private: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of the segment."""
-        return sum(part.size for part in self.blocks)
-
-
 def restore(allocator: Allocator, segments: Iterable[Segment]) -> None:
     """Give segments to an allocator that has served no request yet; it holds what they say, by its ids."""
     before: Block | None = None
@@ -655,33 +612,6 @@ def _end(allocator: Allocator, before: Block | None, limit: int) -> None:
         allocator.ranges.append((before.start, max(end, before.address + before.size)))
 
 
-ALLOCATE, FREE, DEFER, EMPTY_CACHE = range(4)  # what a request asks for
-
-
-class Request(NamedTuple):
-    """What a program asks of the allocator.
-
-    Attributes:
-        what: ALLOCATE; FREE; DEFER: freed, but another stream uses it until FREE; EMPTY_CACHE: return unused
-            memory to the device.
-        id: any number that names the allocation.
-        size: bytes asked for, of ALLOCATE.
-        stream: any number that names the stream, of ALLOCATE.
-        private: the private pool (of a CUDA graph, say), 0 for none.
-        address: where it was recorded; a new segment is placed there if it can be.
-        fresh: what the device gave for it when it was recorded, as `Allocator.allocate` has it.
-
-    """
-
-    what: int
-    id: int = -1
-    size: int = 0
-    stream: int = 0
-    private: int = 0
-    address: int | None = None
-    fresh: str = ""
-
-
 @dataclass(frozen=True)
 class Usage:
     """What a sequence of requests needs, in bytes; up to the failing request where it is out of memory.
@@ -695,7 +625,6 @@ class Usage:
         out_of_memory: where it ended, None if all requests were served.
         strays: how many requests were recorded where the allocator's rules do not place them.
         held: what the program holds at the end: bytes of the block of each id.
-
     """
 
     peak_allocated_bytes: int
@@ -725,7 +654,6 @@ def usage(
 
     Raises:
         DaydreamError: an id is allocated that holds memory already.
-
     """
     allocator = Allocator(settings, capacity_bytes)
     restore(allocator, start)

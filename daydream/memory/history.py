@@ -16,21 +16,17 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
-from daydream.memory.allocator import (
+from daydream.memory.allocator import LARGEST_SMALL, SMALL_SEGMENT, Allocator, Usage, usage
+from daydream.memory.settings import (
     ALLOCATE,
     DEFER,
     EMPTY_CACHE,
     FREE,
-    LARGEST_SMALL,
-    SMALL_SEGMENT,
-    Allocator,
     Part,
     Request,
     Segment,
-    Usage,
-    usage,
+    Settings,
 )
-from daydream.memory.settings import Settings
 from daydream.text import counted
 
 LARGEST = 1 << 48  # bytes of a request: more than any device has, by far

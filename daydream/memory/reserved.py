@@ -25,16 +25,8 @@ from daydream.memory.allocations import (
     Allocations,
     on_device,
 )
-from daydream.memory.allocator import (
-    ALLOCATE,
-    FREE,
-    Part,
-    Request,
-    Segment,
-    Usage,
-    usage,
-)
-from daydream.memory.settings import Settings
+from daydream.memory.allocator import Usage, usage
+from daydream.memory.settings import ALLOCATE, FREE, Part, Request, Segment, Settings
 from daydream.trace.memory_events import MemoryEvents, blocks_in_use
 
 UNKNOWN_KIND = KINDS.index("unknown")

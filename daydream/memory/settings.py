@@ -1,4 +1,4 @@
-"""The settings of PyTorch's caching allocator, read from the text of PYTORCH_CUDA_ALLOC_CONF.
+"""What PyTorch's caching allocator is given: settings, read from PYTORCH_CUDA_ALLOC_CONF; segments; requests.
 
 Names, limits and meaning are those of c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp of
 PyTorch 2.13.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from daydream.errors import DaydreamError
 from daydream.text import meant
@@ -26,6 +26,73 @@ WITHOUT_EFFECT = frozenset({  # on how much memory of the device is taken
 })  # fmt: skip
 
 
+class Part(NamedTuple):
+    """A block of a segment.
+
+    Attributes:
+        size: bytes.
+        requested: bytes that the program asked for, None where the block is free.
+        id: what the events call it, -1 where it is free.
+        pending: whether the program has freed it, and another stream still uses it.
+    """
+
+    size: int
+    requested: int | None = None
+    id: int = -1
+    pending: bool = False
+
+
+class Segment(NamedTuple):
+    """Memory that the device gave in one piece, or a range of an expandable segment that has memory.
+
+    Attributes:
+        address: where it starts.
+        stream: whose requests it serves.
+        small: whether it serves requests of up to 1 MiB.
+        blocks: the whole of it, in order of address.
+        expandable: whether it may grow in place.
+        private: the private pool that it belongs to, 0 for none.
+    """
+
+    address: int
+    stream: int
+    small: bool
+    blocks: tuple[Part, ...]
+    expandable: bool = False
+    private: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segment."""
+        return sum(part.size for part in self.blocks)
+
+
+ALLOCATE, FREE, DEFER, EMPTY_CACHE = range(4)  # what a request asks for
+
+
+class Request(NamedTuple):
+    """What a program asks of the allocator.
+
+    Attributes:
+        what: ALLOCATE; FREE; DEFER: freed, but another stream uses it until FREE; EMPTY_CACHE: return unused
+            memory to the device.
+        id: any number that names the allocation.
+        size: bytes asked for, of ALLOCATE.
+        stream: any number that names the stream, of ALLOCATE.
+        private: the private pool (of a CUDA graph, say), 0 for none.
+        address: where it was recorded; a new segment is placed there if it can be.
+        fresh: what the device gave for it when it was recorded, as `Allocator.allocate` has it.
+    """
+
+    what: int
+    id: int = -1
+    size: int = 0
+    stream: int = 0
+    private: int = 0
+    address: int | None = None
+    fresh: str = ""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What decides how the allocator lays out memory; the defaults are PyTorch's.
@@ -40,7 +107,6 @@ class Settings:
             before a new segment is made; 0 never does.
         large_segment_bytes: the size of a segment for requests of 1 to 10 MiB.
         memory_fraction: the share of the capacity that the process may use.
-
     """
 
     expandable_segments: bool = False
@@ -66,7 +132,6 @@ def settings_of(text: str) -> Settings:
 
     Raises:
         DaydreamError: a name is unknown, or a value cannot be.
-
     """
     settings = Settings()
     for name, value in _pairs(text):

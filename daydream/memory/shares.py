@@ -277,12 +277,13 @@ class _Program:
         nbytes: int,
         begin: int,
         end: int,
-        most: int | None = None,
+        most: int = BEFORE,
     ) -> None:
         """Hold bytes from a place to another."""
         if end > begin:
-            most = end if most is None else max(most, end)
-            self.made.append((unit.like, nbytes, begin, end, most, PHASES.index(self.phase)))
+            self.made.append(
+                (unit.like, nbytes, begin, end, max(most, end), PHASES.index(self.phase))
+            )
 
     def send(
         self,
@@ -290,7 +291,7 @@ class _Program:
         nbytes: int,
         begin: int,
         end: int,
-        most: int | None = None,
+        most: int = BEFORE,
     ) -> None:
         """Hold bytes once more while gloo moves them, which it does on a CPU."""
         if self.held["device"][unit.like] < 0:

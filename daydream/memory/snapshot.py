@@ -21,14 +21,7 @@ from daydream.errors import DaydreamError, TraceError
 from daydream.files.input_files import Counted, Readable, most_unpacked, reading
 from daydream.lazy import regex
 from daydream.memory import pickles
-from daydream.memory.allocator import (
-    ALLOCATE,
-    DEFER,
-    Request,
-    Segment,
-    Usage,
-    usage,
-)
+from daydream.memory.allocator import Usage, usage
 from daydream.memory.history import (
     ALSO,
     LARGEST,
@@ -44,7 +37,16 @@ from daydream.memory.history import (
     whole,
 )
 from daydream.memory.result import DeviceMemory, Holder, MemoryReport
-from daydream.memory.settings import INTERVALS, Settings, settings_of, settings_text
+from daydream.memory.settings import (
+    ALLOCATE,
+    DEFER,
+    INTERVALS,
+    Request,
+    Segment,
+    Settings,
+    settings_of,
+    settings_text,
+)
 from daydream.text import bytes_text, counted
 
 GZIP_MAGIC = b"\x1f\x8b"

@@ -10,21 +10,21 @@ from recordings import PARAMETER, Recording
 
 from daydream.errors import DaydreamError
 from daydream.memory.allocations import BEFORE
-from daydream.memory.allocator import (
-    ALLOCATE,
-    DEFER,
-    FREE,
-    Allocator,
-    OutOfMemoryError,
-    Part,
-    Request,
-    Segment,
-    usage,
-)
+from daydream.memory.allocator import Allocator, OutOfMemoryError, usage
 from daydream.memory.lifetimes import allocations
 from daydream.memory.report import memory_of
 from daydream.memory.reserved import reserved_for, start_of
-from daydream.memory.settings import Settings, settings_of, settings_text
+from daydream.memory.settings import (
+    ALLOCATE,
+    DEFER,
+    FREE,
+    Part,
+    Request,
+    Segment,
+    Settings,
+    settings_of,
+    settings_text,
+)
 
 # The allocator's rules, worked out by hand; `test_snapshot.py` compares it with real histories
 
