@@ -45,6 +45,7 @@ WAYS = {2: ("ddp", "fsdp", "tp", "1f1b"), 4: ("ddp", "fsdp", "tp", "fsdp x tp", 
 GB_PER_S = {"ddp": 0.2, "fsdp": 0.2, "tp": 0.05, "fsdp x tp": 0.1, "1f1b": 0.05}  # between nodes of two half
 WIDTH, BLOCKS, MICRO_BATCHES, ROWS, THIN = 128, 4, 4, 2048, 16
 STEPS, TIMED, LEAST = 3, 12, 1024  # bytes of a block that counts
+LONGER = {2: 1, 4: 8}  # waits, of blocks and of the link: beside them, what ranks wait for a core is little
 AGREE, MEDIAN, WORST, MEMORY = 0.05, 0.05, 0.12, 0.02
 TYPES = {"Float": "float32", "Long": "int64", "Int": "int32", "Byte": "uint8"}
 P2P = "send", "recv"  # messages count that are of float32: others are of Python objects, and votes
@@ -384,14 +385,15 @@ def work(what: str, size: int, rank: int, folder: Path) -> None:
         left = folder / title  # what each stage gets from the one before it
         left.mkdir(exist_ok=True)
         shutil.copytree(left, stages, dirs_exist_ok=True)
-        now["cluster"] = find_cluster(str(folder / f"{way}.json")).holding(size)
+        now["cluster"] = find_cluster(str(folder / f"{way} {size}.json")).holding(size)
         if part == "asked":
             found[title].append(asked(way, kind, folder / f"{what}-{rank}.json", what))
         elif what == "linked" or not rank or way == "1f1b":
             model, x = model_of(kind, ROWS // (THIN if part == "waits" else 1))
             of_blocks = lengths[kind] if part == "waits" else ()
+            longer = LONGER[size] / (MICRO_BATCHES if way == "1f1b" else 1)
             for block, waits in zip(model[1:], of_blocks, strict=False):
-                block.waits = [seconds / (MICRO_BATCHES if way == "1f1b" else 1) for seconds in waits]
+                block.waits = [seconds * longer for seconds in waits]
             step = step_of(way, model, x, torch.optim.SGD)
             if what == "linked":
                 found[title].append(timed(step))
@@ -439,10 +441,11 @@ def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dic
     parts = {part for part, *_ in cases}
     lengths = {kind: lengths_of(kind) for _, _, _, kind in cases} if "waits" in parts else {}
     (folder / "cases.json").write_text(json.dumps([cases, lengths]))
-    for way, speed in GB_PER_S.items():
+    for size, way in {(size, way) for _, size, way, _ in cases}:
+        speed = GB_PER_S[way] / LONGER[size]
         links = {"intra": speed, "inter": speed / 2}
         each = {name: {"bandwidth_gb_per_s": gb_per_s, "latency_us": 20} for name, gb_per_s in links.items()}
-        (folder / f"{way}.json").write_text(json.dumps({"gpus_per_node": 2, **each}))
+        (folder / f"{way} {size}.json").write_text(json.dumps({"gpus_per_node": 2, **each}))
     kinds = ["fake", *["gloo", "memory"] * ("asked" in parts), *["linked"] * bool(parts - {"asked"})]
     sizes = sorted({size for _, size, *_ in cases})
     ran = {(what, size): run(what, size, folder) for what in kinds for size in sizes}
@@ -471,7 +474,7 @@ def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dic
             first, again = took[0, :, 0].tolist()
             traces = [Trace.load(path) for path in sorted(folder.glob(f"{title} *.parquet"))]
             trace = traces[0] if len(traces) == 1 else joined_stages(traces, joined_ranks)
-            predicted = daydream.replay(trace, cluster=str(folder / f"{way}.json")).basis_ns / 1e6
+            predicted = daydream.replay(trace, cluster=str(folder / f"{way} {size}.json")).basis_ns / 1e6
             _, cpu, queued = took.mean(1).T.tolist()  # by rank
             row |= {
                 "measured_ms": 1e3 * (first + again) / 2,
