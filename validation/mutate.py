@@ -168,13 +168,13 @@ class Judge:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run each mutant that has no row yet, and write its row."""
         items = {item.nodeid: item for item in session.items}
+        self.caches = [each for each in gc.get_objects() if type(each) is CACHED]
         reach = self.copy / "reach.json"
         if not reach.exists():
             self.fork(lambda: self.note(items, reach))
         known: dict[str, Any] = json.loads(reach.read_text())
         self.passed = {name: cpu for name, cpu in known["passed"].items() if name in items}
         places: dict[tuple[str, int], list[FunctionType]] = {}
-        self.caches = [each for each in gc.get_objects() if type(each) is CACHED]
         for each in gc.get_objects():
             if type(each) is FunctionType:
                 code = each.__code__
@@ -262,6 +262,9 @@ class Judge:
             begin = time.process_time()
             coverage.switch_context(item.nodeid)
             self.current = item.nodeid
+            for cached in self.caches:
+                if cached.__module__ == "daydream.costs.operators":  # each test that needs the table reads it
+                    cached.cache_clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=later)
             if self.passed.get(item.nodeid) == 0.0:
                 self.passed[item.nodeid] = time.process_time() - begin
