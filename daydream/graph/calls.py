@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daydream.arrays import distinct, unique
+from daydream.arrays import distinct, take, unique
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import CPU, Lane
 from daydream.lazy import regex
@@ -58,8 +58,8 @@ def call_rows(
             parent = _with_hand_offs(graph)
             wanted = trace.is_kind("operator", "annotation") & fits[trace["name"]]
         around = enclosing(parent, wanted, np.arange(len(trace)), inner=inner)
-        graph._of_trace[key] = np.append(around, -1).astype(np.int32)  # the last: of no row
-    return np.asarray(graph._of_trace[key][graph.row[ids]].astype(np.int64))
+        graph._of_trace[key] = np.append(around, -1)  # the last: of no row
+    return graph._of_trace[key][graph.row[ids]]
 
 
 def _with_hand_offs(graph: Graph) -> np.ndarray:
@@ -77,9 +77,9 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
         is_range = trace.is_kind("annotation")
         rank = trace["rank"]
         tid = trace["tid"]
-        start = trace["start_ns"].astype(np.int64)
+        start = trace["start_ns"]
         end = start + trace["duration_ns"]
-        for each in unique(rank[is_range]).tolist():
+        for each in unique(rank[is_range]):
             here = rank == each
             ranges = is_range & here
             caller = host & here & other_phase
@@ -88,12 +88,12 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
             waiting = np.flatnonzero(ranges & main)
             top = np.flatnonzero(host & here & backward & (parent < 0) & ~main)
             latest = np.searchsorted(start[waiting], start[top], side="right") - 1
-            around = np.append(waiting, -1)[latest]
+            around = take(waiting, latest)
             while (over := (around >= 0) & ((end[around] <= start[top]) | ~is_range[around])).any():
                 around[over] = parent[around[over]]
             parent[top] = around
         graph._of_trace["hand_offs"] = parent
-    return np.asarray(graph._of_trace["hand_offs"])
+    return graph._of_trace["hand_offs"]
 
 
 def enclosing(
@@ -116,15 +116,15 @@ def instances(
     graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False
 ) -> np.ndarray:
     """Return a number for the call each task belongs to, -1 for none; a repeated call has its own."""
-    return _numbered(graph, ids, call_rows(graph, ids, name, inner=inner))
+    return row_numbers(graph, ids, call_rows(graph, ids, name, inner=inner))
 
 
-def row_numbers(graph: Graph, ids: np.ndarray) -> np.ndarray:
-    """Return a number for the row that each task is a piece of, -1 for none; a repeated row has its own."""
-    return _numbered(graph, ids, graph.row[ids].astype(np.int64))
+def row_numbers(graph: Graph, ids: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """Return a number for the row of each task, -1 for none; a repeated row has its own.
 
-
-def _numbered(graph: Graph, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    By default that is the row that it is a piece of.
+    """
+    rows = graph.row[ids] if rows is None else rows
     repeat = graph.repeat[ids].astype(np.int64)
     return np.where(rows >= 0, rows + repeat * len(graph.recorded), -1)
 
@@ -148,9 +148,9 @@ def operators(tasks: Selection) -> Selection:
         )
     measured = graph.alive & (graph.row >= 0)
     picked = [tasks.ids[:0]]
-    for number in unique(graph.repeat[tasks.ids]).tolist():
+    for number in unique(graph.repeat[tasks.ids]):
         ids = np.flatnonzero(measured & (graph.repeat == number))
-        rows = graph.row[ids].astype(np.int64)
+        rows = graph.row[ids]
         device = graph.kind[ids] != CPU
         chosen = np.isin(ids, tasks.ids)
         others = _around(parent, rows[device & ~chosen])
@@ -209,8 +209,7 @@ def _flat(found: Any) -> Iterator[list[int]]:
 def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
     """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
     trace = graph.recorded
-    rows = graph.row[ids].astype(np.int64)
-    return enclosing(trace["parent"], trace["shapes"] >= 0, rows, inner=True)
+    return enclosing(trace["parent"], trace["shapes"] >= 0, graph.row[ids], inner=True)
 
 
 # Allocation may or may not wait for the device (cudaFree usually, cudaMalloc seldom): judged call by call.
@@ -224,7 +223,7 @@ LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[L
 
 def device_work(graph: Graph) -> np.ndarray:
     """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
-    mask: np.ndarray = graph.kind != CPU
+    mask = graph.kind != CPU
     host = np.array([lane.host for lane in graph.lanes], bool)
     if host.any():
         mask &= ~host[graph.lane]
@@ -233,7 +232,7 @@ def device_work(graph: Graph) -> np.ndarray:
 
 def has_device_work(graph: Graph) -> bool:
     """Tell whether a device runs anything."""
-    return bool(device_work(graph)[graph.alive].any())
+    return device_work(graph)[graph.alive].any()
 
 
 def fused_parts(graph: Graph) -> np.ndarray:
@@ -246,8 +245,7 @@ def fused_parts(graph: Graph) -> np.ndarray:
     if handles is None:
         return np.zeros(graph.size, bool)
     several = np.array([*(len(handles[each]) > 1 for each in handles), False])
-    row = graph.row
-    return np.asarray(several[graph.recorded["handle"][row]] & (row >= 0))
+    return several[take(graph.recorded["handle"], graph.row)]
 
 
 def whole_duration_ns(tasks: Selection) -> np.ndarray:
@@ -256,15 +254,11 @@ def whole_duration_ns(tasks: Selection) -> np.ndarray:
     int64, shape (tasks,), in ns.
     """
     graph = tasks.graph
-    duration = tasks.duration_ns
     parts = fused_parts(graph)
-    row = graph.row
-    if not parts[tasks.ids].any():
-        return duration
     mine = graph.alive & parts & (graph.repeat == 0)
-    of_row = np.zeros(int(row.max()) + 1, np.int64)
-    np.add.at(of_row, row[mine], graph.duration_ns[mine])
-    return np.where(parts[tasks.ids], of_row[row[tasks.ids]], duration)
+    of_row = np.zeros(len(graph.recorded) + 1, np.int64)
+    np.add.at(of_row, graph.row[mine], graph.duration_ns[mine])
+    return np.where(parts[tasks.ids], of_row[tasks.row], tasks.duration_ns)
 
 
 def in_replays(tasks: Selection) -> Selection:
@@ -291,7 +285,7 @@ def unrecorded_launches(graph: Graph) -> bool:
     """Tell whether calls of the trace launched kernels, of which it has none."""
     if has_device_work(graph):
         return False
-    return bool(graph.named(LAUNCH.search)[graph.alive].any())
+    return graph.named(LAUNCH.search)[graph.alive].any()
 
 
 class Coverage:
@@ -303,8 +297,8 @@ class Coverage:
         start = start_ns[lasting][order]
         end = np.maximum.accumulate(end_ns[lasting][order])
         first = np.append(True, start[1:] > end[:-1])[: len(start)]
-        self.start_ns: np.ndarray = start[first]
-        self.end_ns: np.ndarray = end[np.roll(first, -1)]  # of those ahead of the next first
+        self.start_ns = start[first]
+        self.end_ns = end[np.roll(first, -1)]  # of those ahead of the next first
         self.before_ns = np.append(
             0, np.cumsum(self.end_ns - self.start_ns)
         )  # covered ahead of each piece
@@ -315,7 +309,7 @@ class Coverage:
     def until(self, time_ns: np.ndarray) -> np.ndarray:
         """Return how much is covered before each time."""
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
-        return np.asarray(self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0))
+        return self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0)
 
     def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Return how much of each span is covered."""
@@ -332,7 +326,7 @@ def sharing(lanes: Sequence[Lane]) -> list[tuple[np.ndarray, np.ndarray]]:
     device = np.array([lane.device for lane in lanes], np.int64)
     on_device = np.array([lane.on_device and not lane.host for lane in lanes], bool)
     found = []
-    for each in unique(rank[on_device]).tolist():
+    for each in unique(rank[on_device]):
         mine = on_device & (rank == each)
         for number in (named := unique(device[mine & (device >= 0)]).tolist() or [-1]):
             own = mine & (device == number)
@@ -362,8 +356,7 @@ class WholeCalls(NamedTuple):
 
 def whole_calls(graph: Graph) -> WholeCalls | None:
     """Return the device work of replays and compiled calls; None where all of it has a layer of its own."""
-    found: WholeCalls | None = graph.derived("whole_calls", lambda: _whole_calls(graph))
-    return found
+    return graph.derived("whole_calls", lambda: _whole_calls(graph))
 
 
 def within(path: str, outer: str) -> bool:
@@ -377,7 +370,7 @@ def _whole_calls(graph: Graph) -> WholeCalls | None:
     duration = graph.duration_ns[device]
     row = call_rows(graph, device, COMPILED_CALL)
     replayed = np.isin(device, in_replays(graph.tasks(device)).ids)
-    of_call = np.append(graph.recorded["layer"], -1)[row]
+    of_call = take(graph.recorded["layer"], row)
     call = np.where(row >= 0, of_call, graph.layer[graph.launch[device]])
     inside = (row >= 0) | replayed
     unplaced = inside & ((layer < 0) | (layer == call))

@@ -58,7 +58,7 @@ class Draft(Graph):
         super().__init__(trace)
         self.texts = {name: [*trace.text(name)] for name in CODED}
         self.steps = [dict(step) for step in trace.metadata.get("steps", [])]
-        self.thread_ids: list[tuple[int, int, int]] = []  # (rank, pid, tid) by CPU lane
+        self.thread_ids: list[tuple[int, ...]] = []  # (rank, pid, tid) by CPU lane
         self.task_of_row = np.full(len(trace), -1, np.int64)  # the first CPU task of each row
         self.device_work: DeviceWork | None = None
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
@@ -281,9 +281,9 @@ class Draft(Graph):
 
     def units(self, rows: np.ndarray, column: str = "correlation") -> np.ndarray:
         """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
-        correlation = np.asarray(self.trace[column][rows], np.int64)
-        rank = np.maximum(np.asarray(self.trace["rank"][rows], np.int64), 0)
-        return np.where(correlation >= 0, correlation + (rank << RANK_BITS), -1)
+        given = self.trace[column][rows]
+        rank = np.maximum(self.trace["rank"][rows], 0, dtype=np.int64)
+        return np.where(given >= 0, given + (rank << RANK_BITS), -1)
 
 
 def runs_of(values: np.ndarray) -> list[tuple[int, int]]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from msgspec import Struct
 
+from daydream.arrays import take
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import pieces_of
 from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, place
@@ -39,6 +40,7 @@ from daydream.graph.select import (
     in_program_order,
     lanes_named,
     of_tasks,
+    of_trace,
     priorities,
     read_column,
 )
@@ -46,9 +48,8 @@ from daydream.graph.selection import Selection
 from daydream.graph.tables import (
     CODED,
     COLUMNS,
-    COSTS,
+    NO_EDGE,
     TABLES,
-    UNSET,
     Facts,
     Lane,
     Table,
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
 
 OWN = (  # what each copy has of its own
     *TABLES,
-    "overrides",
     "lanes",
     "queue_depth",
     "scheduled",
@@ -115,9 +115,6 @@ class Graph(NotebookTables):
     def __init__(self, trace: Trace | None = None) -> None:
         self.trace = trace
         self.columns = Table(COLUMNS)
-        self.overrides: dict[
-            str, np.ndarray
-        ] = {}  # columns of the trace that edits changed, else `UNSET`
         self.lanes: list[Lane] = []
         self.texts: dict[str, list[str]] = {name: [] for name in CODED}
         self.syncs = Table.of("task", "lane", "point", "latency_ns")
@@ -177,12 +174,12 @@ class Graph(NotebookTables):
 
     def of_rows(self, *kinds: str) -> np.ndarray:
         """Return whether each task is a piece of a row of these kinds (`runtime`, ...): bool, shape (ids,)."""
-        return np.append(self.recorded.is_kind(*kinds), False)[self.row]
+        return take(self.recorded.is_kind(*kinds), self.row, False)
 
     @property
     def in_background(self) -> np.ndarray:
         """Whether each task is on a thread that nothing waits for: bool, shape (ids,)."""
-        return np.asarray(np.array([lane.background for lane in self.lanes], bool)[self.lane])
+        return np.array([lane.background for lane in self.lanes], bool)[self.lane]
 
     @property
     def ids(self) -> np.ndarray:
@@ -298,7 +295,7 @@ class Graph(NotebookTables):
             np.array_equal(mine[name], theirs[name])
             for mine, theirs in zip(self._tables, other._tables, strict=True)
             for name in mine
-            if name not in (*COSTS, *COSTS.values())
+            if name not in NO_EDGE
         )
 
     def freeze(self) -> None:
@@ -308,14 +305,12 @@ class Graph(NotebookTables):
 
     # lanes, codes, rows -----------------------------------------------------------------------
 
-    def lane_id(
-        self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1
-    ) -> int:
+    def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0) -> int:
         """Return the number of the lane with this name, made if it is new."""
         for number, lane in enumerate(self.lanes):
             if lane.name == name:
                 return number
-        return self.add_lane(Lane(name, rank, on_device, device))
+        return self.add_lane(Lane(name, rank, on_device))
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number; further lanes of one name get a number, too."""
@@ -348,30 +343,27 @@ class Graph(NotebookTables):
 
         Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
         """
-        first = self.size
-        given = {name: value for name, value in columns.items() if name in COLUMNS}
-        self.columns.add(**given, alive=np.ones(count, bool))
-        for name in self.overrides.keys() | (columns.keys() - given.keys()):
-            self.write(name, slice(first, None), columns.get(name, UNSET))
-        return np.arange(first, first + count)
+        for name in columns:
+            self._own(name)
+        self.columns.add(**columns, alive=np.ones(count, bool))
+        return np.arange(self.size - count, self.size)
 
     def write(self, name: str, ids: Any, values: Any) -> None:
-        """Give tasks (ids or a mask) new values in a column: one for all or one for each; texts as codes.
-
-        In a column of the trace `UNSET` leaves what was recorded.
-        """
+        """Give tasks (ids or a mask) new values in a column: one for all or one for each; texts as codes."""
         if name == "duration_ns" and self.recorded_ns is None:
             self.recorded_ns = self.columns[name]
-        if name in COLUMNS:
-            self.columns.write(name, ids, values)
+        self._own(name)
+        self.columns.write(name, ids, values)
+
+    def _own(self, name: str) -> None:
+        """Make a column of the trace one of the graph, with what was recorded of each task."""
+        if name in self.columns:
             return
         if name not in FIELDS:
             raise GraphError(f"tasks have no column {name!r}")
-        before = self.overrides.get(name, np.empty(0, np.int64))
-        whole = np.append(before, np.full(self.size - len(before), UNSET))
-        whole[ids] = values
-        self.overrides[name] = whole
-        self._version = next_version()
+        recorded = of_trace(self, name, np.arange(self.size))
+        self.columns.types = {**self.columns.types, name: np.int64}
+        self.columns.put(name, recorded)
 
     # editing ----------------------------------------------------------------------------------
 
@@ -399,7 +391,7 @@ class Graph(NotebookTables):
         """
         number = kind_code(kind)
         causes, followers, caller = (ids_of(self, tasks) for tasks in (after, before, launch_after))
-        duration, gap = (int(nanoseconds(value)) for value in (duration_ns, gap_ns))
+        duration, gap = (nanoseconds(value) for value in (duration_ns, gap_ns))
         values = encode(self, columns)
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
         launch = -1
@@ -414,7 +406,7 @@ class Graph(NotebookTables):
                 after=caller[:1],
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
-            launch = int(call.ids[0])
+            launch = call.ids[0]
             latency = self.facts.launch_latency_ns
             behind = np.append(causes, launch)
         near = [*causes, *followers, *behind]
@@ -468,7 +460,7 @@ class Graph(NotebookTables):
                 f"cannot link {len(sources)} tasks with {len(targets)}; give one for each"
             )
         self.links.add(
-            src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=int(cause)
+            src=sources, dst=targets, latency_ns=latency_ns, from_start=from_start, cause=cause
         )
 
     def unlink(self, src: Selection, dst: Selection) -> None:

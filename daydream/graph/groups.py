@@ -19,7 +19,7 @@ from daydream.graph.calls import pieces_of
 from daydream.graph.insert import place_next_to
 from daydream.graph.lower import keep_waits
 from daydream.graph.plan import stable_order
-from daydream.graph.tables import COLUMNS, CPU
+from daydream.graph.tables import CPU
 from daydream.lazy import NotebookTables
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Groups(NotebookTables):
         order = stable_order(group, len(used))
         self.selection = tasks
         self.keys = [keys[number] for number in used.tolist()]
-        self.sizes = np.bincount(group, minlength=len(used)).astype(np.int64)
+        self.sizes = np.bincount(group, minlength=len(used))
         self._ids = tasks.ids[known][order]
         self._number = group[order]  # of each task's group
         self._starts = np.append(0, np.cumsum(self.sizes))
@@ -76,7 +76,7 @@ class Groups(NotebookTables):
         return self._group(self.keys.index(key))
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} groups of {int(self.sizes.sum()):,} tasks>"
+        return f"<{len(self):,} groups of {self.sizes.sum():,} tasks>"
 
     def items(self) -> Iterator[tuple[Any, Selection]]:
         """Return (key, Selection) of each group."""
@@ -200,9 +200,7 @@ class Groups(NotebookTables):
                 f"{len(self)} groups need as many tasks to come before, not {len(before)}"
             )
         ids, group = self._with_launches(apart=before is not None)
-        lane, gap, launch = (
-            graph.columns[name][ids].astype(np.int64) for name in ("lane", "gap_ns", "launch")
-        )
+        lane, gap, launch = (graph.columns[name][ids] for name in ("lane", "gap_ns", "launch"))
         if before is None:
             anchor = np.zeros(len(self), np.int64)
             anchor[group] = ids  # of what is assigned to one group, the last stays
@@ -230,9 +228,8 @@ class Groups(NotebookTables):
         copies[number, entry] = graph.size + np.arange(len(entry))
         order = place_next_to(graph, anchor[group[entry]], behind=before is None)
         source = ids[entry]
-        given = {name: graph.columns[name][source] for name in COLUMNS if name not in NEW}
-        given |= {name: graph.overrides[name][source] for name in graph.overrides}
-        highest = graph.repeat[graph.alive].astype(np.int64).max(initial=0)
+        given = {name: graph.columns[name][source] for name in graph.columns if name not in NEW}
+        highest = graph.repeat[graph.alive].max(initial=0)
         new = graph.add(
             len(source),
             order=order,
@@ -297,8 +294,8 @@ class Groups(NotebookTables):
         steps = tasks.step
         for step in np.unique(steps).tolist():
             ids = tasks.ids[steps == step]
-            begin = int(order[ids].min())
-            end = int(order[ids].max())
+            begin = order[ids].min()
+            end = order[ids].max()
             if end - begin < len(ids):
                 order[order > end] += len(ids) - (end - begin)
                 end = begin + len(ids)
@@ -307,7 +304,7 @@ class Groups(NotebookTables):
         # What the tasks wait for is on the lanes of their rank, too.
         rank_of = np.full(graph.size, -1)
         rank_of[tasks.ids] = np.repeat(rank, self.sizes)
-        lanes = _lanes(graph, tasks, int(rank.max()))
+        lanes = _lanes(graph, tasks, rank.max())
         graph.write("lane", tasks.ids, lanes[rank_of[tasks.ids], graph.lane[tasks.ids]])
         for table, task, lane in (
             (graph.syncs, "task", "lane"),
@@ -333,7 +330,7 @@ class Groups(NotebookTables):
         graph = self.selection.graph
         ids = self._ids
         group = self._number
-        launch = graph.launch[ids].astype(np.int64)
+        launch = graph.launch[ids]
         launched = launch >= 0
         # What was launched before the window cannot be launched again.
         kept = (graph.kind[ids] == CPU) | launched | (graph.row[ids] < 0)

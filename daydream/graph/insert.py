@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daydream.arrays import distinct, turns
+from daydream.arrays import distinct, take, turns
 from daydream.errors import GraphError
 from daydream.graph.calls import row_numbers
 from daydream.graph.select import in_program_order, is_text, lanes_for, one_each, same_graph
@@ -66,12 +66,12 @@ def insert_next_to(
     same_graph(graph, tasks)
     ids = tasks.ids
     count = len(tasks)
-    kinds = graph.kind[ids].astype(np.int64) if kind is None else np.full(count, kind_code(kind))
+    kinds = graph.kind[ids] if kind is None else np.full(count, kind_code(kind))
     on_device = kinds != CPU
     beside_device = graph.kind[ids] != CPU
     # A CPU task's call is itself: beside it the new work is launched, or runs.
-    call = np.where(beside_device, graph.launch[ids].astype(np.int64), ids)
-    own = graph.lane[ids].astype(np.int64)
+    call = np.where(beside_device, graph.launch[ids], ids)
+    own = graph.lane[ids]
     to_thread = ~on_device & beside_device
     if lane is not None:
         lanes = lanes_for(graph, lane, own, on_device=bool(on_device.all()))
@@ -105,7 +105,7 @@ def insert_next_to(
     launch = np.where(brings, call, -1)
     if new_call.any():
         launch[new_call] = graph.add(
-            int(new_call.sum()),
+            new_call.sum(),
             name=graph.code("name", "launch"),
             kind=CPU,
             lane=graph.lane[call[new_call]],
@@ -140,14 +140,12 @@ def insert_next_to(
 
 def encode(graph: Graph, columns: dict[str, Any]) -> dict[str, Any]:
     """Return columns with texts as codes. Raises `GraphError` for one that cannot be given."""
-    coded: dict[str, Any] = {}
+    coded = {}
     for key, value in columns.items():
         if is_text(key) and key != "lane":
             code = {"phase": phase_code, "kind": kind_code}.get(key, partial(graph.code, key))
             one = value is None or isinstance(value, str)
-            coded[key] = (
-                np.int64(code(value)) if one else np.array([code(each) for each in value], np.int64)
-            )
+            coded[key] = code(value) if one else np.array([code(each) for each in value], np.int64)
         elif key == "release_ns":
             coded[key] = nanoseconds(value, key)
         elif key == "step" or (key in FIELDS and not is_text(key)):
@@ -184,16 +182,12 @@ def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
     if hasattr(tasks, "ids"):  # a selection
         same_graph(graph, tasks)
         return tasks.need_all().ids
-    several = [tasks] if isinstance(tasks, int | np.integer) else () if tasks is None else tasks
-    if not isinstance(several, np.ndarray):
-        several = [
-            part
-            for each in several
-            for part in (ids_of(graph, each) if hasattr(each, "ids") else [each])
-        ]
-    ids = np.array(several, np.int64)
+    if not isinstance(tasks, int | np.integer | np.ndarray):
+        parts = (ids_of(graph, each) for each in tasks or ())
+        return np.concatenate([np.empty(0, np.int64), *parts])
+    ids = np.array(tasks, np.int64, ndmin=1)
     inside = (ids >= 0) & (ids < graph.size)
-    gone = ids[~inside | ~graph.alive[np.where(inside, ids, 0)]] if graph.size else ids
+    gone = ids[~take(graph.alive, np.where(inside, ids, -1), False)]
     if len(gone):
         raise GraphError(f"task {gone[0]} is not in the graph; it may have been removed")
     return ids

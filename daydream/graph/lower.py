@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
 
 #: A half-open range of program-order keys, or one for each rank: ranks do not begin their steps at one point.
-Window: TypeAlias = tuple[int, int] | Mapping[int, tuple[int, int]]
+Window = tuple[int, int] | Mapping[int, tuple[int, int]]
 #: Sources, targets, latencies, whether these count from the start, causes: of as many edges, or one for all.
 #: Where a source or target is -1 there is no edge.
-Edges: TypeAlias = tuple[
-    np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause
-]
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause]
 
 LONGEST = 6  # steps of a cycle that are named
 
@@ -80,9 +78,8 @@ def lower(graph: Graph, copies: int = 1, window: Window | None = None) -> Lowere
     if graph.waits_released:
         kept = lowered
         lowered = graph.derived(("released", copies, repr(window)), lambda: _released(graph, kept))
-    duration = graph.duration_ns[lowered.task]
-    gap = graph.gap_ns[lowered.gap_of]
-    return replace(lowered, plan=lowered.plan.with_costs(duration, gap))
+    times = graph.duration_ns[lowered.task], graph.gap_ns[lowered.gap_of]
+    return replace(lowered, plan=lowered.plan.with_costs(*times))
 
 
 def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
@@ -118,7 +115,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
         release,
         *edges,
         scheduled=graph.scheduled,
-        priority=priority[task] if graph.scheduled else None,
+        priority=priority[task],
     )
     return Lowered(plan, task, copy, gap_of, doubtful, copies, window)
 
@@ -195,11 +192,11 @@ class _Tiles:
 
     def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
-        return np.asarray(self.graph.order[task] + copy * self.shift[self.graph.lane[task]])
+        return self.graph.order[task] + copy * self.shift[self.graph.lane[task]]
 
     def calls(self, entries: np.ndarray) -> np.ndarray:
         """Return the entry of the call that launched each entry, or -1."""
-        return np.asarray(self.at[self.copy[entries], self.graph.launch[self.task[entries]]])
+        return self.at[self.copy[entries], self.graph.launch[self.task[entries]]]
 
     def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the last entry of each lane up to a task's place in the program, and the first behind it.
@@ -213,7 +210,7 @@ class _Tiles:
         """Return the task whose gap each entry has: int64."""
         found = self.task.copy()
         for entries in self.of_lane:
-            ahead = int(np.searchsorted(entries, self.ahead))
+            ahead = np.searchsorted(entries, self.ahead)
             if ahead:
                 inside = entries[ahead:]
                 last = inside[:-1][np.diff(self.copy[inside]) > 0]
@@ -311,7 +308,7 @@ def _link_edges(graph: Graph, tiles: _Tiles, table: Table) -> Edges:
     for row in np.flatnonzero(leading).tolist():
         entries = tiles.of_lane[lane[src[row]]]
         alike = entries[name[tiles.task[entries]] == name[src[row]]]
-        each = int(((alike >= tiles.ahead) & (tiles.copy[alike] == 0)).sum())
+        each = ((alike >= tiles.ahead) & (tiles.copy[alike] == 0)).sum()
         if each:  # what is not done in the window is not waited for again
             places = np.searchsorted(alike, before[0, row]) + np.arange(1, len(before)) * each
             before[1:, row] = alike[places]
@@ -330,7 +327,7 @@ def _borders(graph: Graph, window: Window) -> tuple[np.ndarray, np.ndarray]:
 
 def steps_in(graph: Graph, window: Window) -> dict[int, tuple[int, int]]:
     """Return the first and the last step, by rank, that a window holds."""
-    found: dict[int, tuple[int, int]] = {}
+    found = dict[int, tuple[int, int]]()
     for number, step in enumerate(graph.steps):
         rank = step_rank(step)
         key = int(step["start_ns"]) * ORDER_STEP
@@ -399,7 +396,7 @@ def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
     inside = np.flatnonzero(stuck[src] & stuck[dst])
     into = dict(zip(dst[inside].tolist(), inside.tolist(), strict=True))  # an edge into each, any
     entry = int(np.argmax(stuck))
-    walk: dict[int, int] = {}  # the edge into each entry that was passed
+    walk = {}  # the edge into each entry that was passed
     while entry not in walk:
         walk[entry] = into[entry]
         entry = int(src[into[entry]])
@@ -459,57 +456,49 @@ def problems(graph: Graph, *, cycles: bool = True) -> list[str]:
 
     Whoever simulates the graph next meets its cycles anyway, and may leave them out.
     """
-    alive = np.flatnonzero(graph.alive)
-    found = []
-
-    def check(tasks: np.ndarray, kind: str, issue: str) -> None:
-        """Say what is wrong with how many tasks, and name the first."""
-        if len(tasks):
-            first = task_name(graph, int(tasks[0]))
-            found.append(f"{counted(len(tasks), kind)} {issue.format(first=first)}")
-
-    for name in ("duration_ns", "gap_ns", "release_ns"):
-        check(
-            alive[graph.columns[name][alive] < 0],
-            "task",
-            f"with a negative {name}, {{first}} first.",
-        )
-    launched = alive[graph.launch[alive] >= 0]
-    launch = graph.launch[launched].astype(np.int64)
-    there = graph.alive[launch]
-    of_device = graph.kind[launched] != CPU
-    check(
-        launched[~there],
-        "device task",
-        "without the call that launched them, {first} first; removing work removes its launch.",
-    )
-    check(
-        launched[there & (graph.kind[launch] != CPU)],
-        "device task",
-        "launched by device work, {first} first; only CPU tasks launch.",
-    )
-    check(
-        launched[~of_device],
-        "CPU task",
-        "with a launch, {first} first; only device work is launched.",
-    )
-    order = graph.order
-    check(
-        launched[there & of_device & (order[launched] < order[launch])],
-        "device task",
-        "ahead of their launch in program order, {first} first; calls in between would not see them.",
-    )
-    lane = graph.lane[alive]
-    is_cpu = graph.kind[alive] == CPU
+    on_cpu = graph.kind == CPU
+    lane = graph.lane
+    launch = graph.launch
+    launched = launch >= 0
+    there = launched & graph.alive[launch]
     known = (lane >= 0) & (lane < len(graph.lanes))
-    check(
-        alive[~known], "task", "on a lane that is not there, {first} first; make it with `lane_id`."
-    )
-    on_device = np.array([lane.on_device for lane in graph.lanes] + [False])[
-        np.where(known, lane, -1)
+    on_device = np.array([each.on_device for each in graph.lanes] + [False])
+    on_device = on_device[np.where(known, lane, -1)]
+    checks = [
+        *(
+            (graph.columns[name] < 0, "task", f"with a negative {name}, {{first}} first.")
+            for name in ("duration_ns", "gap_ns", "release_ns")
+        ),
+        (
+            launched & ~there,
+            "device task",
+            "without the call that launched them, {first} first; removing work removes its launch.",
+        ),
+        (
+            there & ~on_cpu[launch],
+            "device task",
+            "launched by device work, {first} first; only CPU tasks launch.",
+        ),
+        (
+            launched & on_cpu,
+            "CPU task",
+            "with a launch, {first} first; only device work is launched.",
+        ),
+        (
+            there & ~on_cpu & (graph.order < graph.order[launch]),
+            "device task",
+            "ahead of their launch in program order, {first} first; calls in between would not see them.",
+        ),
+        (~known, "task", "on a lane that is not there, {first} first; make it with `lane_id`."),
+        (known & on_cpu & on_device, "CPU task", "on a lane of the device, {first} first."),
+        (known & ~on_cpu & ~on_device, "device task", "on a CPU thread, {first} first."),
     ]
-    check(alive[known & is_cpu & on_device], "CPU task", "on a lane of the device, {first} first.")
-    check(alive[known & ~is_cpu & ~on_device], "device task", "on a CPU thread, {first} first.")
+    found = []
+    for mask, kind, issue in checks:
+        tasks = np.flatnonzero(mask & graph.alive)
+        if len(tasks):
+            first = task_name(graph, tasks[0])
+            found.append(f"{counted(len(tasks), kind)} {issue.format(first=first)}")
     if cycles and not found:
         try:
             lower(graph)

@@ -91,7 +91,7 @@ class Plan(Struct, frozen=True, eq=False):
     """What runs where, how long, and after what: one entry a task, edges grouped by destination.
 
     The edges into task `i` are `edge_ptr[i]:edge_ptr[i + 1]`. Lanes are numbered densely from 0.
-    `priority` (least first) counts on scheduled lanes only; `None` means all equal.
+    `priority` (least first) counts on scheduled lanes only.
     Arrays are read-only. `cache` holds what engines derive from everything but durations and gaps;
     use `with_costs` to change those, and `from_edges` for anything else.
     """
@@ -105,8 +105,8 @@ class Plan(Struct, frozen=True, eq=False):
     edge_latency_ns: np.ndarray  #: int64, may be negative
     edge_from_start: np.ndarray  #: bool: counts from the start of the source, not its end
     edge_cause: np.ndarray  #: int8, a `Cause`
+    priority: np.ndarray  #: int64
     scheduled: tuple[int, ...] = ()
-    priority: np.ndarray | None = None  #: int64
     cache: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -118,51 +118,33 @@ class Plan(Struct, frozen=True, eq=False):
         release_ns: ArrayLike,
         *edges: ArrayLike,
         scheduled: Iterable[int] = (),
-        priority: ArrayLike | None = None,
+        priority: ArrayLike = 0,
     ) -> Plan:
-        """Return the plan of these tasks and edges; edges may come in any order.
+        """Return the plan of these tasks and edges; edges may come in any order, each from a lower id.
 
         `edges` are their columns: source, destination, latency, whether it counts from the start, cause.
 
-        Raises `GraphError` if lengths differ, a time or lane is negative, or an edge does
-        not go from a lower id to a higher one.
+        Raises `GraphError` if a time or lane is negative.
         """
         tasks = _columns(
-            "task",
             lane=lane,
             duration_ns=duration_ns,
             gap_ns=gap_ns,
             release_ns=release_ns,
-            priority=priority,
+            priority=np.broadcast_to(priority, np.shape(lane)),
         )
-        columns = _columns("edge", **dict(zip(OF_EDGES, edges, strict=True)))
-        n = len(tasks["lane"])
-        sources = columns["edge_src"]
+        columns = _columns(**dict(zip(OF_EDGES, edges, strict=True)))
         targets = columns.pop("edge_dst")
-        wrong = (sources < 0) | (sources >= targets) | (targets >= n)
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            raise GraphError(
-                f"edge {sources[first]} -> {targets[first]} among {n} tasks; "
-                "edges go from lower to higher task ids: number the tasks in a topological order"
-            )
         if (targets[1:] < targets[:-1]).any():
             order = np.argsort(targets, kind="stable")
-            columns = _columns("edge", **{name: each[order] for name, each in columns.items()})
-        edge_ptr = np.cumsum(np.bincount(targets + 1, minlength=n + 1))
-        edge_ptr.flags.writeable = False
-        lanes = tuple(sorted({int(number) for number in scheduled}))
-        return cls(**tasks, edge_ptr=edge_ptr, **columns, scheduled=lanes)
+            columns = _columns(**{name: each[order] for name, each in columns.items()})
+        counts = np.bincount(targets + 1, minlength=len(tasks["lane"]) + 1)
+        lanes = tuple(sorted(map(int, scheduled)))
+        return cls(**tasks, **_columns(edge_ptr=np.cumsum(counts)), **columns, scheduled=lanes)
 
     def __len__(self) -> int:
         """Return the number of tasks."""
         return len(self.lane)
-
-    def __repr__(self) -> str:
-        policy = f", scheduled lanes {list(self.scheduled)}" if self.scheduled else ""
-        return (
-            f"<Plan {len(self):,} tasks, {len(self.edge_src):,} edges, {self.lanes} lanes{policy}>"
-        )
 
     @property
     def lanes(self) -> int:
@@ -172,7 +154,7 @@ class Plan(Struct, frozen=True, eq=False):
     @property
     def edge_dst(self) -> np.ndarray:
         """The destination of each edge, int64."""
-        return self._once(
+        return self.once(
             "edge_dst", lambda: np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
         )
 
@@ -180,11 +162,11 @@ class Plan(Struct, frozen=True, eq=False):
     def edge_delay_ns(self) -> np.ndarray:
         """From the start of each edge's source to the earliest start of its destination, int64."""
         after = np.where(self.edge_from_start, 0, self.duration_ns[self.edge_src])
-        return np.asarray(after + self.edge_latency_ns)
+        return after + self.edge_latency_ns
 
     def by_lane(self) -> np.ndarray:
         """Return the tasks ordered by (lane, id)."""
-        return self._once("by_lane", lambda: stable_order(self.lane, self.lanes))
+        return self.once("by_lane", lambda: stable_order(self.lane, self.lanes))
 
     def before_on_lane(self, order: np.ndarray | None = None) -> np.ndarray:
         """Return the task before each one on its lane, -1 for the first: int64.
@@ -199,15 +181,13 @@ class Plan(Struct, frozen=True, eq=False):
             before[tasks[1:]] = np.where(same, tasks[:-1], -1)
             return before
 
-        return self._once("before", found) if order is None else found()
+        return self.once("before", found) if order is None else found()
 
-    def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike | None = None) -> Plan:
-        """Return the same plan with other durations (and gaps); everything else is shared, not copied."""
-        gap_ns = self.gap_ns if gap_ns is None else gap_ns
-        costs = _columns("task", lane=self.lane, duration_ns=duration_ns, gap_ns=gap_ns)
-        return replace(self, **costs)
+    def with_costs(self, duration_ns: ArrayLike, gap_ns: ArrayLike) -> Plan:
+        """Return the same plan with other durations and gaps; everything else is shared, not copied."""
+        return replace(self, **_columns(duration_ns=duration_ns, gap_ns=gap_ns))
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what is kept by this name, made when it is first asked for."""
         if name not in self.cache:
             self.cache[name] = make()
@@ -239,7 +219,7 @@ def around(
     """
     before = np.full(points.shape, -1)
     behind = before.copy()
-    for lane in unique(lanes).tolist():
+    for lane in unique(lanes):
         here = lanes == lane
         tasks = tasks_of(lane)
         place = np.searchsorted(order[tasks], points[..., here], side="right")
@@ -249,28 +229,17 @@ def around(
     return before, behind
 
 
-def _columns(what: str, **columns: ArrayLike | None) -> dict[str, Any]:
-    """Return the columns that are given as read-only views, so that the caller's own arrays stay writeable.
+def _columns(**columns: ArrayLike) -> dict[str, Any]:
+    """Return columns as read-only views, so that the caller's own arrays stay writeable.
 
-    Raises `GraphError` for fractions, what must not be negative and is, and if lengths differ.
+    Raises `GraphError` for what must not be negative and is.
     """
     arrays = {}
     for name, values in columns.items():
-        if values is None:
-            continue
-        given = np.asarray(values)
-        if given.dtype.kind == "f" and given.size:
-            raise GraphError(f"a plan is made of whole numbers, not {given.dtype}; round first")
-        array: np.ndarray = np.require(given, TYPES.get(name, np.int64), ("C", "A")).view()
+        array = np.require(values, TYPES.get(name, np.int64), ("C", "A")).view()
         array.flags.writeable = False
         if name in NOT_NEGATIVE and array.min(initial=0) < 0:
             first = int(np.argmax(array < 0))
             raise GraphError(f"{name} of task {first} is {array[first]}; it must not be negative")
         arrays[name] = array
-    shapes = {array.shape for array in arrays.values()}
-    if len(shapes) > 1 or len(shapes.pop()) != 1:
-        found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise GraphError(
-            f"arrays of a plan differ in shape: {found}; give one number per {what} in each"
-        )
     return arrays

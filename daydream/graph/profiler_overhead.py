@@ -58,8 +58,8 @@ def cost_of_recording(trace: Trace) -> Mapping[str, Any] | None:
         and "nsys" not in (metadata.get("versions") or {})
         and metadata.get("vendor") in VENDORS
         and "collected" not in metadata
-        and bool(trace.is_kind("operator").any())
-        and bool(trace.is_kind("kernel").any())
+        and trace.is_kind("operator").any()
+        and trace.is_kind("kernel").any()
     )
     return metadata.get("profiler_cost") or (TYPICAL if by_torch_profiler else None)
 
@@ -100,7 +100,7 @@ def without_profiler(graph: Graph) -> Graph:
     thread_of_task = thread_of_row[graph.row[tasks]]
     duration = graph.duration_ns.copy()
     gap = graph.gap_ns.copy()
-    for number in unique(thread).tolist():
+    for number in unique(thread):
         lanes = unique(graph.lane[tasks[thread_of_task == number]])
         on_lanes = tasks[np.isin(graph.lane[tasks], lanes)]
         if not len(on_lanes):
@@ -146,7 +146,7 @@ def _overheads(trace: Trace, cost: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         whole = np.append(whole, np.full(len(ranges), cost[f"{kind}_ns"] * scale["forward"]))
         inside = np.append(inside, np.zeros(len(ranges)))
     before = (whole - inside) * cost["before_share"]
-    begin = np.asarray(trace["start_ns"], np.int64)[rows]
+    begin = trace["start_ns"][rows]
     end = begin + trace["duration_ns"][rows]
     times = [begin, begin, end]
     overheads = [before, inside, whole - inside - before]
@@ -161,7 +161,7 @@ def _overheads(trace: Trace, cost: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
     own = number[: len(rows)]
     threads = [own, own, own, number[len(rows) :]][: len(times)]
     # What our own hooks did at the ends of steps, on the thread of each rank's forward pass.
-    ends: dict[int, list[int]] = defaultdict(list)
+    ends = defaultdict(list)
     for step in trace.metadata["steps"]:
         ends[step_rank(step)].append(step["end_ns"])
     forward = trace["phase"][rows] == trace.code("phase", "forward")

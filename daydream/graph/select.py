@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from daydream import lazy
+from daydream.arrays import take
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.calls import (
     call_rows,
@@ -25,7 +26,7 @@ from daydream.graph.calls import (
     shape_rows,
     shapes_in,
 )
-from daydream.graph.tables import CODED, KINDS, UNSET
+from daydream.graph.tables import CODED, KINDS
 from daydream.lazy import regex
 from daydream.text import listed, meant
 from daydream.trace.schema import FIELDS, PHASES
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import Graph
     from daydream.graph.selection import Selection
 
-Where: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]  # words, and the texts wanted of each
+Where = tuple[tuple[str, tuple[str, ...]], ...]  # words, and the texts wanted of each
 
 BY_GLOB = ("layer",)
 BY_REGEX = ("name", "op", "shapes")  # texts are matched by value otherwise
@@ -62,7 +63,7 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     if name == "on":
         if wanted not in ("cpu", "gpu"):
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
-        return np.asarray(device_work(graph)[ids] == (wanted == "gpu"))
+        return device_work(graph)[ids] == (wanted == "gpu")
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
@@ -184,7 +185,7 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
     layers = list(dict.fromkeys(graph.layer[first].tolist()))
     place = np.full(len(graph.texts["layer"]) + 1, -1)
     place[layers] = np.arange(len(layers))
-    return np.asarray(place[graph.layer[ids]])
+    return place[graph.layer[ids]]
 
 
 def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
@@ -204,7 +205,7 @@ DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
     "itemsize": lambda graph, ids: of_tasks(
         graph.tasks(ids), "dtype", lambda dtype: lazy.ask("itemsize", dtype) or 4, np.int64
     ),
-    "measured_duration_ns": lambda graph, ids: _of_trace(graph, "duration_ns", ids),
+    "measured_duration_ns": lambda graph, ids: of_trace(graph, "duration_ns", ids),
     "rank": lambda graph, ids: graph.ranks[graph.lane[ids]],
 }
 
@@ -218,11 +219,11 @@ def is_text(name: str) -> bool:
 
 def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """Return a text column as codes (-1 for unknown) and the texts they point into."""
-    if name in graph.columns:
-        lanes = [lane.name for lane in graph.lanes]
-        texts = {"kind": [*KINDS], "phase": [*PHASES], "lane": lanes, **graph.texts}[name]
-        return graph.columns[name][ids], texts
-    return _of_trace(graph, name, ids), graph.texts.get(name, graph.recorded.text(name))
+    lanes = [lane.name for lane in graph.lanes]
+    texts = {"kind": [*KINDS], "phase": [*PHASES], "lane": lanes, **graph.texts}
+    own = name in graph.columns
+    codes = graph.columns[name][ids] if own else of_trace(graph, name, ids)
+    return codes, texts.get(name, graph.recorded.text(name))
 
 
 def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
@@ -235,20 +236,15 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
     if name in DERIVED:
         return DERIVED[name](graph, ids)
     if name in FIELDS:
-        return _of_trace(graph, name, ids)
+        return of_trace(graph, name, ids)
     hint = meant(name, (*graph.columns, *DERIVED, *FIELDS))
     raise GraphError(f"tasks have no column {name!r}. {hint}".rstrip())
 
 
-def _of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
-    """Return a column of the trace, or what edits gave the tasks instead; shapes also of the call around."""
+def of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
+    """Return what was recorded of some tasks; shapes also of the call around."""
     rows = shape_rows(graph, ids) if name == "shapes" else graph.row[ids]
-    found = np.full(len(ids), FIELDS[name].null)
-    found[rows >= 0] = graph.recorded[name][rows[rows >= 0]]
-    if name in graph.overrides:
-        own = graph.overrides[name][ids]
-        found = np.where(own == UNSET, found, own)
-    return found
+    return take(graph.recorded[name], rows, FIELDS[name].null)
 
 
 def lanes_named(graph: Graph, name: str) -> list[int]:
@@ -350,7 +346,7 @@ def of_tasks(
     used[codes] = True  # the last: of no text, -1
     for each in np.flatnonzero(used).tolist():
         told[each] = tell(texts[each] if each < len(texts) else None)
-    return np.asarray(told[codes])
+    return told[codes]
 
 
 def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:

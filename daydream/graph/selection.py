@@ -34,7 +34,7 @@ from daydream.graph.select import (
     same_graph,
     texts_of,
 )
-from daydream.graph.tables import ALL_LANES, COSTS, CPU, nanoseconds
+from daydream.graph.tables import ALL_LANES, COLUMNS, COSTS, CPU, nanoseconds
 from daydream.lazy import NotebookTables
 from daydream.trace.schema import FIELDS
 
@@ -281,9 +281,9 @@ class Selection(NotebookTables):
         if not sizes or not all(one > 0 for one in sizes):
             raise GraphError(f"runs need sizes above 0, not {size}")
         amounts = np.maximum(read_column(self.graph, of, self.ids), 0).tolist()
-        filled: dict[
+        filled = dict[
             tuple[int, int], tuple[int, float]
-        ] = {}  # by step and rank: its run, and the sum in it
+        ]()  # by step and rank: its run, and the sum in it
         keys = []
         # A loop over tasks: where a run ends depends on where the one before it did.
         for step, rank, amount in zip(self.step.tolist(), self.rank.tolist(), amounts, strict=True):
@@ -339,7 +339,7 @@ class Selection(NotebookTables):
 
     def need_all(self) -> Selection:
         """Return the selection, or raise `GraphError` if some of its tasks were removed meanwhile."""
-        gone = int((~self.graph.alive[self.ids]).sum())
+        gone = (~self.graph.alive[self.ids]).sum()
         if gone:
             raise GraphError(
                 f"{gone:,} of {len(self):,} tasks were removed since they were selected: {self.words}"
@@ -444,9 +444,8 @@ class Selection(NotebookTables):
         )
         # One call launches them all, unless each brings its own.
         alike = ("name", "row") if launched else ("name", "row", "launch", "latency_ns")
-        values = {name: graph.columns[name] for name in alike} | graph.overrides
-        for name, whole_column in values.items():
-            graph.write(name, more.ids, whole_column[same])
+        for name in (*alike, *{*graph.columns}.difference(COLUMNS)):
+            graph.write(name, more.ids, graph.columns[name][same])
         follow_instead(graph, ids, more.ids[-len(ids) :])
         return self.of(np.append(ids, more.ids), words)
 
@@ -464,7 +463,7 @@ class Selection(NotebookTables):
             raise GraphError(
                 "CPU tasks and device work cannot go to one lane; move them one after the other"
             )
-        old = graph.lane[ids].astype(np.int64)
+        old = graph.lane[ids]
         lanes = lanes_for(graph, lane, old, on_device=bool(on_device.all()))
         going = ids[lanes != old]
         if not len(going):

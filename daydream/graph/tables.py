@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from daydream.errors import GraphError
-from daydream.trace.schema import PHASES
+from daydream.trace.schema import FIELDS, PHASES
 
 KINDS = ("cpu", "kernel", "memcpy", "memset", "collective")
 CPU, KERNEL, MEMCPY, MEMSET, COLLECTIVE = range(len(KINDS))  # their codes in the column `kind`
@@ -41,7 +41,7 @@ COLUMNS: dict[str, Any] = {
     "gap_doubt": np.float16,  # likewise of the gap
     "alive": np.bool_,  # not removed
 }
-DEFAULTS = {
+DEFAULTS = {name: field.null for name, field in FIELDS.items() if name not in COLUMNS} | {
     "row": -1,
     "launch": -1,
     "step": -1,
@@ -51,22 +51,15 @@ DEFAULTS = {
     "measured_start_ns": -1,
     "alive": True,
 }
-COSTS = {
-    "duration_ns": "doubt",
-    "gap_ns": "gap_doubt",
-}  # no edge of a plan depends on these columns
+COSTS = {"duration_ns": "doubt", "gap_ns": "gap_doubt"}
+# No edge of a plan depends on these columns, nor on those of the trace that edits changed.
+NO_EDGE = {*FIELDS}.difference(COLUMNS) | {*COSTS, *COSTS.values()}
 CODED = ("name", "op", "layer")
 TABLES = ("columns", "syncs", "waits", "links", "doubtful")  # of a graph
-UNSET = -(2**62)  # in `Graph.overrides`: the trace's own value stands
 LONGEST_NS = 2**52  # 52 days; sums over a trace stay exact
 
 
-_writes = count(1)
-
-
-def next_version() -> int:
-    """Return a number for the next write, above those of all writes before it."""
-    return next(_writes)
+next_version = count(1).__next__  # a number for the next write, above those of all writes before it
 
 
 class Lane(NamedTuple):
@@ -95,8 +88,8 @@ class Table:
 
     Rows that were appended are joined to a column when it is read next, so that many insertions cost
     one copy of the columns that they look at. A table is a draft until it is frozen: its arrays can be
-    written to in place. `version` is that of the last write, `structure` of the last one of other columns
-    than durations and gaps: numbers that no two writes share.
+    written to in place. `version` is that of the last write, `structure` of the last one that edges of a plan
+    depend on: numbers that no two writes share.
     """
 
     def __init__(self, types: Mapping[str, Any]) -> None:
@@ -142,7 +135,7 @@ class Table:
         whole.flags.writeable = not self.frozen
         self._parts[name] = [whole]
         self.version = next_version()
-        if name not in (*COSTS, *COSTS.values()):
+        if name not in NO_EDGE:
             self.structure = self.version
 
     def write(self, name: str, rows: Any, values: Any) -> None:
@@ -228,10 +221,7 @@ def nanoseconds(values: Any, what: str = "a duration", *, negative: bool = False
     if not np.isfinite(given).all():
         raise GraphError(f"{what} must be a finite number of nanoseconds")
     if not negative and (given < 0).any():
-        raise GraphError(f"{what} cannot be negative ({float(given.min()):g} ns)")
+        raise GraphError(f"{what} cannot be negative ({given.min():g} ns)")
     if (given >= LONGEST_NS).any():
         raise GraphError(f"{what} is longer than can be counted in nanoseconds")
-    whole = np.asarray(values)
-    if whole.dtype.kind in "iu":
-        return whole.astype(np.int64)
-    return np.floor(given + 0.5).astype(np.int64)
+    return np.floor(given + 0.5).astype(np.int64)  # exact: below 2**52 no half is lost

@@ -84,7 +84,7 @@ def timed_steps(trace: Trace, recorded_ns: Sequence[int]) -> TimedSteps | None:
     if not times:
         return None
     slow = [place for place, ns in enumerate(times) if ns > SLOW * median(times)]
-    uneven = bool(recorded_ns) and max(recorded_ns) > SLOW * median(recorded_ns)
+    uneven = recorded_ns and max(recorded_ns) > SLOW * median(recorded_ns)
     if not slow or len(slow) > MOST_LEFT_OUT * len(times) or uneven or _periodic(slow, len(times)):
         return TimedSteps(tuple(times), ())
     kept = tuple(ns for place, ns in enumerate(times) if place not in slow)
@@ -152,7 +152,7 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
         return graph, 0
     tasks = graph.tasks(calls)
     took = tasks.duration_ns
-    usual = int(np.median(took))
+    usual = np.median(took)
     long = (took >= max(LOADS_NS, LOADS * usual)) & ~names_fit(tasks, WAITS.search)
     total = int(took[long].sum())
     if not total or total < WORTH_SAYING * (step.get("measured_ns") or 0):
@@ -161,6 +161,6 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     duration[calls[long]] = usual
     notes.append(
         f"Start-up is left out of the only step: {total / 1e6:,.4g} ms in "
-        f"{counted(int(long.sum()), 'call')} into the driver, which a later step does not make."
+        f"{counted(long.sum(), 'call')} into the driver, which a later step does not make."
     )
     return graph.retimed(duration, graph.gap_ns), total

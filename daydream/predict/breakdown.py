@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import asdict
@@ -46,7 +46,7 @@ OF_KERNELS = {
 }
 NAMED_BY = ("name", "op", "kind")
 MOST_PARTS = 5
-Parts: TypeAlias = Mapping[str, Mapping[str, int]]
+Parts = Mapping[str, Mapping[str, int]]
 
 
 class OfTasks(Record, kw_only=True):
@@ -151,11 +151,11 @@ class Chain(Path, frozen=True, eq=False):
     @property
     def step_ns(self) -> float:
         """Mean time of the steps."""
-        return float(self.ns.sum()) / self.number
+        return self.ns.sum() / self.number
 
     def per_step(self, ns: np.ndarray) -> int:
         """Return some times of all steps together, per step."""
-        return round(float(ns.sum()) / self.number)
+        return round(ns.sum() / self.number)
 
     def of(self, *causes: PathCause) -> np.ndarray:
         """Return a mask of the stretches of these causes."""
@@ -262,7 +262,7 @@ class Chain(Path, frozen=True, eq=False):
         if not len(on_device):
             return None
         _, begin, end = self.within(on_device)
-        return float(Coverage(begin, end).before_ns[-1]) / self.number
+        return Coverage(begin, end).before_ns[-1] / self.number
 
     def communication(self) -> Communication | None:
         """Return what collectives take and what hides them; None if the steps have none."""
@@ -321,8 +321,8 @@ def labels(
     recorded = graph.row[tasks] >= 0
     first, place = distinct_rows([*(graph.columns[name][tasks] for name in NAMED_BY), recorded])
     columns = (graph.column(name, tasks[first]) for name in NAMED_BY)
-    names: list[str] = []
-    total: Counter[str] = Counter()
+    names = []
+    total = Counter[str]()
     for name, op, kind, known, time in zip(
         *columns, recorded[first], np.bincount(place, ns), strict=True
     ):

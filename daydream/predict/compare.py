@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from math import atan, cos, pi, sin, sqrt
 from operator import attrgetter
 from statistics import fmean, pvariance
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec import field
@@ -52,7 +52,7 @@ class Work(NamedTuple):
     ns: float
 
 
-Row: TypeAlias = tuple[str, Work]  # some work of the side `before`, or `after`
+Row = tuple[str, Work]  # some work of the side `before`, or `after`
 
 
 class Change(Record, kw_only=True):
@@ -224,7 +224,7 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         """Return a row for each phase, cause, layer, operator and kernel: counts and ns, before and after."""
         import pandas as pd
 
-        rows: list[dict[str, Any]] = []
+        rows = []
         for part in ("phase", "cause"):
             old, new = (side.breakdown[f"by_{part}"] for side in (self.before, self.after))
             for name in {**old, **new}:
@@ -588,16 +588,16 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
     The two sides are matched as `ROWS` says; what still has no match is new or vanished. Rows with the same
     place and names on both sides are added up.
     """
-    left: list[Row] = []
+    left = []
     for side, works in (("before", before), ("after", after)):
         for each in works:
             operator = None if what == "layer" else each.operator
             name = getattr(each, what) or f"no {what}"
             left.append((side, each._replace(operator=operator, name=name)))
-    matched: list[list[Row]] = []
+    matched = []
     for label in ROWS[what]:
         fields = label.split()
-        groups: dict[Any, list[Row]] = defaultdict(list)
+        groups = defaultdict(list)
         for side, each in left:
             if getattr(each, fields[-1]) is not None:
                 groups[attrgetter(*fields)(each)].append((side, each))
@@ -605,14 +605,14 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
         known = {each for group in matched for each in group}
         left = [each for each in left if each not in known]
 
-    rows: dict[Any, list[Row]] = defaultdict(list)
+    rows = defaultdict[Any, list[Row]](list)
     for group in [*matched, *([each] for each in left)]:
         first = group[0][1]
         names = frozenset((side, each.name) for side, each in group)
         rows[None if what == "name" else first.layer, first.operator, names] += group
     changes = []
     for (layer, operator, _), row in rows.items():
-        found: dict[str, Any] = {}
+        found = dict[str, Any]()
         for name in ("before", "after"):
             works = [each for side, each in row if side == name]
             found[f"{name}_count"] = sum((each.runs for each in works), 0.0)
@@ -625,7 +625,7 @@ def changes_by(what: str, before: Sequence[Work], after: Sequence[Work]) -> tupl
 
 def _names(works: Sequence[Work]) -> tuple[str, ...]:
     """Return the names of some work, those first that take longest."""
-    times: Counter[str] = Counter()
+    times = Counter[str]()
     for each in works:
         times[each.name] += round(each.ns)
     return tuple(sorted(times, key=lambda name: (-times[name], name)))

@@ -167,4 +167,4 @@ def parsed(option: Option) -> Any:
             f"contention is 'measured', 'off', a factor of 1 or more for kernels, or two, for kernels and "
             f"transfers; not {option!r}"
         )
-    return factors[0], (factors[1] if len(factors) == 2 else 1.0)
+    return tuple([*factors, 1.0][:2])  # of transfers 1 by default

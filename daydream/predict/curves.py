@@ -142,12 +142,12 @@ def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarr
         code, names = coded[by]
         ids = np.flatnonzero(graph.alive & mask & (code >= 0))
         used, place = distinct(code[ids])
-        labels: dict[str, int] = {}  # with their numbers: several names may have one
+        labels = dict[str, int]()  # with their numbers: several names may have one
         numbers = [labels.setdefault(label(names[each]), len(labels)) for each in used.tolist()]
         part = np.array(numbers, np.int64)[place]
         counts = covered[graph.step[ids]]
         cost = sum(graph.columns[name][ids[counts]] for name in of)
-        total = np.bincount(part[counts], cost, len(labels)) / max(int(covered.sum()), 1)
+        total = np.bincount(part[counts], cost, len(labels)) / max(covered.sum(), 1)
         for each in np.argsort(-total, kind="stable")[:MOST_PARTS].tolist():
             # A lane may go on behind the end of the step.
             own_ns = min(total[each], step_ns) if by == "lane" else total[each]

@@ -210,12 +210,12 @@ def explain(
     steps = len(chain.steps)
     chosen = (graph.kind == KERNEL) & graph.alive & covered_steps(graph)[graph.step]
     kernels = Selection(graph, np.flatnonzero(chosen))
-    general_ns = int(kernels.where(name=GENERAL).duration_ns.sum())
+    general_ns = kernels.where(name=GENERAL).duration_ns.sum()
     if general_ns <= LEAST_OF_KERNELS * kernels.duration_ns.sum():
         general_ns = 0
     return Explanation(
         whatif=now.optimization or None,
-        **before.basis_figures | {"replayed_ns": asker.step_ns},
+        **before.basis_figures | {"replayed_ns": now.simulated_ns},
         steps=tuple(str(graph.steps[step]["name"]) for step in chain.steps),
         step_ns=round(chain.step_ns),
         causes=causes,
@@ -270,7 +270,7 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
 
 def shares_of(causes: Sequence[Share]) -> defaultdict[Bound, float]:
     """Return what share of the critical path waits for GPU, CPU, copies, ...; and for data loading."""
-    found: defaultdict[Bound, float] = defaultdict(float)
+    found = defaultdict[Bound, float](float)
     for each in causes:
         beside = each.bound in {Bound.LOADING, Bound.OUTSIDE}
         for bound in (Bound.CPU, Bound.LOADING) if beside else (each.bound,):
@@ -359,7 +359,7 @@ def reached(kernels: Selection, steps: int) -> tuple[PeakShare, ...]:
         bound_ns = max(flop_ns, byte_ns)
         if LEAST_OF_KERNELS * took.sum() <= ns and 0 < bound_ns <= ns:
             of = "arithmetic" if flop_ns >= byte_ns else "memory"
-            found.append(PeakShare(name, round(ns / steps), float(bound_ns / ns), of))
+            found.append(PeakShare(name, round(ns / steps), bound_ns / ns, of))
     return tuple(found)
 
 
@@ -397,8 +397,8 @@ def peak_memory(runner: WhatIfs, capacity: int | None) -> tuple[PeakMemory | Non
         runner: asks what would make it smaller, on top of the change that is explained.
         capacity: what the device has, in bytes; by default what the trace says of it.
     """
-    graph = runner.replay.graph
     now = runner.now
+    graph = now.replay.graph
     changes = now.memory_changes()
     answer = answer_of(graph, changes, capacity)
     if answer.memory is None:
@@ -431,7 +431,7 @@ def _smaller(
         if prediction is None:
             continue  # it does not apply
         memory = answer_of(
-            runner.replay.graph,
+            runner.now.replay.graph,
             prediction.memory_changes(),
             now.capacity_bytes,
         ).memory

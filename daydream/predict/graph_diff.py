@@ -194,7 +194,7 @@ class GraphDiff:
         """Return how long these tasks take on their busiest lane, per step."""
         ranks = [step_rank(step) for step in self.after.steps if step.get("covered")]
         steps = len(ranks) // len({*ranks}) if ranks else 1
-        return float(np.bincount(self.after.lane[self.ids], ns).max(initial=0)) / steps
+        return np.bincount(self.after.lane[self.ids], ns).max(initial=0) / steps
 
     @property
     def unknown_longer_ns(self) -> float:
@@ -254,13 +254,13 @@ class GraphDiff:
     def out_of_reach(self, left: np.ndarray, changed: np.ndarray, where: str) -> OutOfReach:
         """Return what a change leaves of a step's device work, beside what it changes; both are masks."""
         counts = device_work(self.after) & self.covered
-        steps = max(int(covered_steps(self.after).sum()), 1)
+        steps = max(covered_steps(self.after).sum(), 1)
         device_ns, left_ns, was_ns = (
             self.was_ns[counts & mask].sum() / steps for mask in (counts, left, changed)
         )
         now_ns = self.now_ns[counts & changed].sum() / steps
         share = abs(now_ns - was_ns) / was_ns if was_ns else 1.0
-        return OutOfReach(device_ns, left_ns, min(float(share), 1.0), where)
+        return OutOfReach(device_ns, left_ns, min(share, 1.0), where)
 
 
 def left_in_replays(diff: GraphDiff) -> OutOfReach | None:

@@ -136,9 +136,7 @@ class Uncertainty(Struct, frozen=True):
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
-        return {
-            name: round(float(ns)) if isfinite(ns) else None for name, ns in asdict(self).items()
-        }
+        return {name: round(ns) if isfinite(ns) else None for name, ns in asdict(self).items()}
 
     def words(self, step_ns: int, most: int = 3) -> str:
         """Return the largest causes as shares of a step, the largest first; empty if none matters."""
@@ -186,22 +184,24 @@ def judge(comparison: Prediction, diff: GraphDiff, *, interval: bool = True) -> 
         variation=_variation(comparison) * step_ns,
         replay=max(abs(replay.error), replay.residual) * step_ns,
         model=hypot(*affected.errors_ns, affected.waiting),
-        unknown=unknown + diff.unknown_longer_ns + float(min(sum(beyond), comparison.replayed_ns)),
+        unknown=unknown + diff.unknown_longer_ns + min(sum(beyond), comparison.replayed_ns),
     )
     tells = _tells(comparison, found)
     if interval or not tells:
         waits = MODEL_ERROR["moved"] * affected.waits
         model = waits
         if affected.together != affected.waits:
-            model = hypot(max(_longer_ns(comparison, diff.longer(affected)), 0), waits)
+            longer_ns = _step_ns(comparison, diff.longer(affected)) - step_ns
+            model = hypot(max(longer_ns, 0), waits)
+        waiting_ns = 0
+        if affected.waiting:
+            waiting_ns = _step_ns(comparison, diff.longer_by(diff.waiting_ns)) - step_ns
         found = replace(
             found,
             model=model,
             rerun=_another_run_ns(comparison),
             recording=_recording_ns(comparison),
-            waiting=_longer_ns(comparison, diff.longer_by(diff.waiting_ns))
-            if affected.waiting
-            else 0.0,
+            waiting=waiting_ns,
         )
         tells = tells or _tells(comparison, found)
     comparison.uncertainty = found
@@ -234,7 +234,7 @@ def _set_ranges(comparison: Prediction, diff: GraphDiff) -> None:
     of_gain = found
     others = [(now_ns, read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
     for pair in on_other_cpus(replay.graph, comparison.graph):
-        before_ns, after_ns = (step_ns + round(_longer_ns(comparison, one)) for one in pair)
+        before_ns, after_ns = (_step_ns(comparison, one) for one in pair)
         others.append((before_ns, after_ns, 0))
         of_the_change = replace(of_the_change, variation=0.0)
         saved_ns = replay.spread * abs(now_ns - step_ns)
@@ -265,11 +265,9 @@ def _tells(comparison: Prediction, found: Uncertainty) -> bool:
     return low > NOTHING * comparison.replayed_ns or high < AS_NOW * comparison.replayed_ns
 
 
-def _longer_ns(comparison: Prediction, graph: Graph) -> float:
-    """Return how much longer the step of another changed graph is than the predicted one."""
-    return float(
-        comparison.replay.settled.mean_after(_settled(comparison, graph)) - comparison.simulated_ns
-    )
+def _step_ns(comparison: Prediction, graph: Graph) -> int:
+    """Return the step of another changed graph, in ns."""
+    return comparison.replay.settled.mean_after(_settled(comparison, graph))
 
 
 def _settled(comparison: Prediction, graph: Graph) -> SteadyState:
@@ -314,7 +312,7 @@ def _variation(comparison: Prediction) -> float:
     """Return the relative half-width of the mean of the recorded steps, or of those after the change."""
     replay = comparison.replay
     measured = {
-        number: int(step["measured_ns"])
+        number: step["measured_ns"]
         for number, step in enumerate(replay.graph.steps)
         if step.get("covered")
     }
@@ -323,12 +321,12 @@ def _variation(comparison: Prediction) -> float:
 
     def of(times: Mapping[int, int]) -> float:
         """Judge those together that do the same work: about as many tasks."""
-        kinds: list[list[int]] = []
+        kinds = list[list[int]]()
         least = -1.0
         for step in sorted(times, key=counts.__getitem__):
             if not kinds or counts[step] > (1 + OTHER_WORK) * least:
                 kinds.append([])
-                least = float(counts[step])
+                least = counts[step]
             kinds[-1].append(times[step])
         return variation(kinds)
 
@@ -364,7 +362,7 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
     off = ANOTHER_RUN["device"]
     if "emulated" in graph.recorded.metadata:
         off = comparison.replay.spread
-    return float((1 - off) * busiest - comparison.uncertainty.unknown)
+    return (1 - off) * busiest - comparison.uncertainty.unknown
 
 
 def paced_ns(comparison: Prediction) -> int:
@@ -392,29 +390,25 @@ def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded
         waits |= long & (cause == PathCause.UNTRACED.code)
-    return int(path.ns[waits].sum()) // max(len(settled.step_times()), 1)
+    return path.ns[waits].sum() // max(len(settled.step_times()), 1)
 
 
 def _lasting_ns(comparison: Prediction) -> int:
     """Return the predicted step in ns if long pauses that the change shortens are no CPU work, and stay."""
     before = comparison.replay.graph
     graph = comparison.graph
-    kept = []
-    if not _untold(graph):
-        return comparison.simulated_ns
+    kept = graph.duration_ns.copy(), graph.gap_ns.copy()
     ranges = before.of_rows("annotation")  # their own time
-    for was, now, doubt in (
-        (before.duration_ns, graph.duration_ns.copy(), np.maximum(before.doubt, ranges)),
-        (before.gap_ns, graph.gap_ns.copy(), 1),
-    ):
-        pause = (doubt * was >= UNTOLD * comparison.replayed_ns) & graph.alive[: before.size]
-        pause &= now[: before.size] < was
-        now[: before.size][pause] = was[pause]
-        kept.append(now)
-    same = np.array_equal(kept, [graph.duration_ns, graph.gap_ns])
-    return comparison.simulated_ns + (
-        0 if same else round(_longer_ns(comparison, graph.retimed(*kept)))
-    )
+    doubts = np.maximum(before.doubt, ranges), 1
+    changed = False
+    for was, now, doubt in zip((before.duration_ns, before.gap_ns), kept, doubts, strict=True):
+        long = doubt * was >= UNTOLD * comparison.replayed_ns
+        pause = np.flatnonzero(long & graph.alive[: before.size] & (now[: before.size] < was))
+        now[pause] = was[pause]
+        changed |= len(pause) > 0
+    if changed and _untold(graph):
+        return _step_ns(comparison, graph.retimed(*kept))
+    return comparison.simulated_ns
 
 
 def _first_come_ns(comparison: Prediction) -> int:
@@ -424,21 +418,18 @@ def _first_come_ns(comparison: Prediction) -> int:
     """
     timeline = comparison.after.timeline
     plan = timeline.plan
-    lock = plan.edge_cause == Cause.LOCK
-    if lock.any():
-        before = plan.before_on_lane()
-        came = before[plan.edge_dst[lock]]
-        returned = plan.edge_src[lock]
-        first = (
-            timeline.end_ns[came] + plan.gap_ns[came] - timeline.start_ns[before[returned]]
-            < WAKE_NS
-        )
-        if first.any():
-            changed = comparison.graph.copy()
-            waits = np.isin(changed.links["dst"], timeline.task[plan.edge_dst[lock][first]])
-            changed.links.keep(~waits | (changed.links["cause"] != Cause.LOCK))
-            return comparison.simulated_ns + round(_longer_ns(comparison, changed))
-    return comparison.simulated_ns
+    before = plan.before_on_lane()
+    lock = np.flatnonzero(plan.edge_cause == Cause.LOCK)
+    came = before[plan.edge_dst[lock]]
+    done = timeline.end_ns[came] + plan.gap_ns[came]
+    first = lock[done - timeline.start_ns[before[plan.edge_src[lock]]] < WAKE_NS]
+    if not len(first):
+        return comparison.simulated_ns
+    changed = comparison.graph.copy()
+    links = changed.links
+    waits = np.isin(links["dst"], timeline.task[plan.edge_dst[first]])
+    links.keep(~waits | (links["cause"] != Cause.LOCK))
+    return _step_ns(comparison, changed)
 
 
 def _untold(graph: Graph) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from msgspec import field
+from msgspec import Struct, field
 
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
@@ -197,7 +197,7 @@ def rank(
     """
     say = progress or (lambda _what, _share: None)
     before = as_replay(source)
-    trial = _Trial(before, capacity, only_apt=optimizations is None, every=every)
+    trial = _Trial(before, capacity, optimizations is None, every)
     chosen: Sequence[Named] = names() if optimizations is None else optimizations
     tried = trial.rows
     for number, each in enumerate(chosen):
@@ -210,7 +210,7 @@ def rank(
             trial.begun = {
                 one.optimization: trial.begun[one.optimization] for one in best if pairs > 0
             }
-    found: list[Ranked] = []
+    found = list[Ranked]()
     for row in sorted(tried, key=lambda row: preference(row.notes, row.optimization)):
         twin = next((other for other in found if _same(row, other)), None)
         if twin is None:
@@ -223,7 +223,7 @@ def rank(
     couples = sorted(
         combinations(better, 2), key=lambda couple: -sum(_worth(row, by) for row in couple)
     )
-    together: list[Ranked] = []
+    together = list[Ranked]()
     for couple in couples[: 4 * max(pairs, 0)]:
         if len(together) > pairs:
             break
@@ -266,7 +266,7 @@ def _worth(row: Ranked, by: By) -> float:
     return (row.saving_ns or 0) if row.gains and row.needs != stages.NEEDS[stages.HARDWARE] else 0
 
 
-class _Trial:
+class _Trial(Struct):
     """What optimizations would give of one trace.
 
     With `only_apt` what asks about jobs of several processes gives nothing for a process by itself, nor does
@@ -274,16 +274,13 @@ class _Trial:
     one of the `rows`, and excludes it, is the same change.
     """
 
-    def __init__(
-        self, before: Replay, capacity: int | None, *, only_apt: bool, every: bool
-    ) -> None:
-        self.before = before
-        self.capacity = capacity
-        self.only_apt = only_apt
-        self.every = every
-        self.rows: list[Ranked] = []
-        self.left_out: dict[str, str] = {}  # the reasons
-        self.begun: dict[str, Edit] = {}  # of one each, by name: from its copies several go on
+    before: Replay
+    capacity: int | None
+    only_apt: bool
+    every: bool
+    rows: list[Ranked] = []
+    left_out: dict[str, str] = {}  # the reasons
+    begun: dict[str, Edit] = {}  # of one each, by name: from its copies several go on
 
     def row(self, name: str, chosen: Sequence[Named]) -> Ranked | None:
         """Return what optimizations would give together; None if nothing, and why is in `left_out`."""
@@ -319,9 +316,7 @@ class _Trial:
                 and row.change.rules_out(first)
             ):
                 raise NotApplicableError(SAME.format(row.optimization))
-        options: dict[
-            str, Any
-        ] = {}  # that the trace suggests, by the names that they go by together
+        options = {}  # that the trace suggests, by the names that they go by together
         for name, (owner, option) in option_names(parsed).items():
             if owner.suggested_options is None:
                 continue

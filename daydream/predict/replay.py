@@ -309,7 +309,7 @@ class Replay(NotebookFigure):
         facts = graph.facts
         kernel = graph.alive & (graph.kind == KERNEL)
         parts = kernel & fused_parts(graph)
-        kernels = int((kernel & ~parts).sum()) + len(unique(graph.row[parts]))
+        kernels = (kernel & ~parts).sum() + len(unique(graph.row[parts]))
         graph_figures: dict[str, Any] = {
             "ranks": sorted({step_rank(step) for step in graph.steps}),
             "tasks": len(graph),
@@ -368,7 +368,7 @@ def _collectives(result: Replay) -> list[dict[str, Any]]:
         for rows in match_collectives(graph.recorded).rows
     ]
     groups = [*filter(None, groups), *([alone] for alone in place.values())]
-    groups.sort(key=lambda group: int(ends[group].max()))
+    groups.sort(key=lambda group: ends[group].max())
     return [
         {
             "index": index,
@@ -498,7 +498,6 @@ def _contents(made: Replay, trace: Trace) -> Contents:
         "queue_depth": [list(pair) for pair in base.queue_depth.items()],
         "facts": asdict(base.facts),
         "passes": settled.passes,
-        "times": [[*key, ns] for key, ns in settled.times.items()],
         "copy": settled.copy,
         "settled": settled.settled,
         "basis": {each.name: getattr(made, each.name) for each in fields(made)[4:] if each.init},
@@ -527,7 +526,7 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     start = arrays[START]
     lowered = lower(graph, document["passes"], repeatable(graph))
     timeline = Timeline(graph, lowered, start, start + lowered.plan.duration_ns)
-    times = {(copy, step): ns for copy, step, ns in document["times"]}
+    times = timeline.step_times()
     settled = SteadyState(timeline, times, document["copy"], settled=document["settled"])
     recording = recorded_steps(graph, settled)
     work_known[trace] = kept_work(document["families"], arrays)

@@ -120,7 +120,7 @@ class Scaling(OfStep, NotebookFigure, eq=False):
     @property
     def waits(self) -> bool:
         """Whether any of the workers waits for slower ones."""
-        return bool(self.options["jitter"]) or self.options["straggler"] > 1
+        return self.options["jitter"] or self.options["straggler"] > 1
 
 
 def scaling(
@@ -163,7 +163,7 @@ def scaling(
     before = as_replay(source)
     recorded = (before.graph.kind[before.graph.alive] == COLLECTIVE).any()
     model = _RecordedJob(before.graph, options) if recorded else _Ddp(options)
-    waits = bool(jitter) or straggler > 1
+    waits = jitter or straggler > 1
     if waits and len({lane.rank for lane in before.graph.lanes}) > 1:
         raise NotApplicableError(
             "the trace holds several ranks, which wait for each other as recorded; "
@@ -214,10 +214,10 @@ def scaling(
         exposed_ns, whole = max(step_ns - silent_ns, 0), step_ns + waiting_ns
         limit, latency = _limit(network, messages)
         lost = {
-            Bound.OVERHEAD: float(silent_ns - alone_ns),
+            Bound.OVERHEAD: silent_ns - alone_ns,
             Bound.NETWORK_LATENCY: exposed_ns * latency,
             limit: exposed_ns * (1 - latency),
-            Bound.SLOWER_WORKERS: float(waiting_ns),
+            Bound.SLOWER_WORKERS: waiting_ns,
         }
         bound, share = most_of({**own, **lost})
         covered = covered_steps(graph)

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import field
+from msgspec import Struct, field
 
 from daydream.arrays import distinct_rows
 from daydream.costs.kernel_names import TO_DEVICE
@@ -54,7 +54,7 @@ MOST_COSTS = 3
 MOST_ASKED = 6
 MOST_TASKS = 50_000
 
-WhatIf: TypeAlias = tuple[str, Options]  # a name and its options
+WhatIf = tuple[str, Options]  # a name and its options
 
 
 class WhatIfResult(Predicted):
@@ -184,7 +184,7 @@ def _calls_that_block(chain: Chain, found: list[Avoidable]) -> None:
     graph = chain.graph
     times = _, task, ns = chain.waits(Cause.SYNC)
     tasks = Selection(graph, task)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    groups = defaultdict(list)
     said = np.full(len(tasks), "", object)  # what each copies
     for column in (
         "call",
@@ -238,7 +238,7 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
         total = np.bincount(ranks[elsewhere], chain.ns[elsewhere])
         add(
             "stragglers", "work of other ranks on the critical path", elsewhere, "no-stragglers",
-            place=Place(f"rank {total.argmax()}", float(total.max() / total.sum())),
+            place=Place(f"rank {total.argmax()}", total.max() / total.sum()),
         )  # fmt: skip
     # Between two graphs of one compiled call the program is in Python, and guards come before the next.
     from daydream.model.graph_breaks import breaks_of
@@ -331,12 +331,12 @@ def avoidable_costs(chain: Chain) -> list[Avoidable]:
 
     One what-if may remove several costs; it is named with the largest of them.
     """
-    costs: list[Avoidable] = []
+    costs = list[Avoidable]()
     _calls_that_block(chain, costs)
     _stretches(chain, costs)
     # What removes graph breaks is named with them: of compiled code it removes nothing else.
     costs.sort(key=lambda each: (each.sort != BREAKS, -each.cost_ns))
-    named: list[WhatIf] = []
+    named = []
     for cost in costs:
         cost.asked = [each for each in cost.asked if each not in named]
         named += cost.asked
@@ -360,7 +360,7 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
         stacks = np.append(recorded["stack"], UNKNOWN)[call_rows(graph, mine, inner=True)]
         source = _most(stacks, recorded.text("stack"), own_ns)
     layer, phase = (_most(*coded(graph, column, mine), own_ns) for column in ("layer", "phase"))
-    return Place(label, float(label_ns / ns.sum()), layer, phase, source)
+    return Place(label, label_ns / ns.sum(), layer, phase, source)
 
 
 def _most(codes: np.ndarray, texts: Sequence[str], ns: np.ndarray) -> str | None:
@@ -374,28 +374,17 @@ def _exactly(name: str) -> str:
     return "^" + re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", name) + "$"
 
 
-class WhatIfs:
+class WhatIfs(Struct):
     """Asks what-ifs of a step, on top of the change that was made already, if any.
 
     `made` are the optimizations of that change, `given` its options. `bare` answers have neither notes nor an
     interval, which take longer.
     """
 
-    def __init__(
-        self,
-        now: Prediction,
-        made: Sequence[Optimization] = (),
-        given: Options | None = None,
-        *,
-        bare: bool = False,
-    ) -> None:
-        self.now = now
-        self.made = made
-        self.given = given or {}
-        self.bare = bare
-        self.replay = now.replay
-        self.step_ns = now.simulated_ns
-        self.before = replace(edit_of(made), copies={self.replay.graph.version: now.graph})
+    now: Prediction
+    made: Sequence[Optimization] = ()
+    given: Options = {}
+    bare: bool = False
 
     def tried(
         self, name: str, options: Options, *, alone: bool = False
@@ -404,17 +393,19 @@ class WhatIfs:
 
         `alone` it is made in the changed graph, and named, as if there had been no change before.
         """
-        made, given, start = ((), {}, self.now.graph) if alone else (self.made, self.given, None)
+        now, replay = self.now, self.now.replay
+        made, given, start = ((), {}, now.graph) if alone else (self.made, self.given, None)
         changes = [*made, find(name)]
         options = {**given, **options}
         interval = not (self.bare or alone)
         # Of calls that wait the line of code is known for those alone that read a value.
         reads = re.search(READS, str(options.get("which", READS)))
-        code = code_of(name, self.replay.graph) if reads else None
-        found = WhatIfResult(spelled(changes), options, self.step_ns, code=code)
+        code = code_of(name, replay.graph) if reads else None
+        found = WhatIfResult(spelled(changes), options, now.simulated_ns, code=code)
+        before = replace(edit_of(self.made), copies={replay.graph.version: now.graph})
         try:
-            edit = edit_of(changes, options, after=self.before)
-            prediction = predict(self.replay, edit, start=start, interval=interval)
+            edit = edit_of(changes, options, after=before)
+            prediction = predict(replay, edit, start=start, interval=interval)
         except DaydreamError as error:
             return found.but(reason=" ".join(str(error).split())), None
         if interval:
@@ -488,17 +479,17 @@ def suggestion(
     after = prediction.after
     if prediction.reason is not None or not prediction.simulated_ns or not after.step_times():
         return None
-    if int(prediction.replay.graph.alive.sum()) > MOST_TASKS:
+    if prediction.replay.graph.alive.sum() > MOST_TASKS:
         return None
     made = parse(prediction.optimization) if optimizations is None else optimizations
-    asker = WhatIfs(prediction, made, options, bare=True)
+    asker = WhatIfs(prediction, made, options or {}, bare=True)
     chain = trace_back(after)
     costs = sorted(avoidable_costs(chain), key=lambda each: -each.cost_ns)
     candidates = (
         (place, *each) for place, cost in enumerate(costs) for each in offered(chain, cost)
     )
-    simulated: list[int] = []  # for each candidate that was, the cost that it may remove
-    found: list[tuple[int, tuple[int, str], WhatIfResult]] = []
+    simulated = list[int]()  # for each candidate that was, the cost that it may remove
+    found = []
     for place, name, own in candidates:
         if len(simulated) == MOST_ASKED or len({*simulated, place}) > MOST_COSTS:
             break

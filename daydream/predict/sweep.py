@@ -304,7 +304,7 @@ def checked(
             raise GraphError(f"option {name!r} is given twice")
     first = {name: listed[0] for name, listed in values.items()}
     used, _ = arguments(optimizations, {**options, **first})
-    varied: dict[str, list[Any]] = {}
+    varied = {}
     for alias, listed in values.items():
         name = goes_by(named, alias)
         option = named[name][1]
@@ -324,7 +324,7 @@ def _named(source: Any) -> Document:
     """Return the traces by name: the one given, the path, what the trace says, or its place."""
     if isinstance(source, Mapping):
         return dict(source)
-    named: Document = {}
+    named = {}
     for place, one in enumerate(source if isinstance(source, list | tuple) else [source], 1):
         trace = getattr(getattr(one, "graph", one), "trace", one)
         name = str(getattr(trace, "metadata", {}).get("source") or f"trace {place}")
@@ -357,7 +357,7 @@ def _answers_on(question: Sequence[Any]) -> Callable[[Item], SweepTrace | Answer
         optimizations = [
             find(str(each.unpacked(folder))) if isinstance(each, _Packed) else each for each in sent
         ]
-    replays: dict[str, Replay | str] = {}  # one at a time: graphs are large
+    replays = dict[str, Replay | str]()  # one at a time: graphs are large
 
     def answer(item: Item) -> SweepTrace | Answered | Refused:
         name, varied = item

@@ -62,7 +62,7 @@ class Contention(Struct, frozen=True, eq=False):
         slow = []  # who is slowed by whom, also with nothing beside them any more
         for tasks, beside in _pairs(graph, lowered):
             factor = factors[lowered.task[tasks]]
-            for each in unique(factor[factor > 1]).tolist():
+            for each in unique(factor[factor > 1]):
                 mine = tasks[factor == each]
                 slow.append(_Slow(mine, beside, 1 - 1 / each, self._held(graph, lowered, mine)))
         if not slow:
@@ -75,11 +75,11 @@ class Contention(Struct, frozen=True, eq=False):
             # Times are whole ns: a kernel and a transfer may round each other up and down for ever.
             step = (change / (1 + turn // WHOLE_TURNS)).astype(np.int64)
             # No end moves by more than all durations together.
-            if not step.any() or np.abs(change).sum() <= NEGLIGIBLE * int(end.max(initial=0)):
+            if not step.any() or np.abs(change).sum() <= NEGLIGIBLE * end.max(initial=0):
                 return plan, start, end, True
             duration = duration.copy()
             duration[slowed] += step
-            plan = plan.with_costs(duration)
+            plan = plan.with_costs(duration, plan.gap_ns)
             start, end = run(plan)
         return plan, start, end, False
 
@@ -89,17 +89,15 @@ class Contention(Struct, frozen=True, eq=False):
         duration = lowered.plan.duration_ns[tasks]
         ids = lowered.task[tasks]
         held = np.zeros(len(tasks), np.int64)
-        if not (before.alive & (before.kind == COLLECTIVE)).any():
-            return held
         overlap, share = self._overlaps(lowered.copies, lowered.window)
         # Which task of the baseline each device task is, or repeats; -1 for one that is new.
         row = graph.row
         device = np.flatnonzero((before.row >= 0) & (before.kind != CPU))
-        by_row = np.full(int(row.max(initial=-1)) + 2, -1)  # the last is of no row
+        by_row = np.full(row.max(initial=-1) + 2, -1)  # the last is of no row
         by_row[before.row[device]] = device
         origin = np.where(ids < before.size, ids, by_row[row[ids]])
         part = overlap[lowered.copy[tasks], origin]
-        some = np.flatnonzero((part > 0) & (origin >= 0))
+        some = np.flatnonzero(part)
         whole = before.duration_ns[origin[some]]
         held[some] = np.floor(part[some] / whole * duration[some] + 0.5)
         # New transfers are sized by recorded ones, which were overlapped.
@@ -117,20 +115,17 @@ class Contention(Struct, frozen=True, eq=False):
         def overlaps() -> tuple[np.ndarray, float]:
             lowered = lower(before, copies, window)
             start, end = run(lowered.plan)
-            overlap = np.zeros((copies, before.size), np.int64)
+            overlap = np.zeros((copies, before.size + 1), np.int64)  # the last is of none
             for tasks, beside in _pairs(before, lowered):
                 covered = Coverage(start[beside], end[beside])
                 at = lowered.copy[tasks], lowered.task[tasks]
                 overlap[at] = covered.within(start[tasks], end[tasks])
             first = lowered.task[lowered.copy == 0]
             transfers = first[before.kind[first] == COLLECTIVE]
-            lasting = int(before.duration_ns[transfers].sum())
-            return overlap, int(overlap[0, transfers].sum()) / max(lasting, 1)
+            lasting = before.duration_ns[transfers].sum()
+            return overlap, overlap[0, transfers].sum() / max(lasting, 1)
 
-        found: tuple[np.ndarray, float] = before.derived(
-            ("overlaps", copies, repr(window)), overlaps
-        )
-        return found
+        return before.derived(("overlaps", copies, repr(window)), overlaps)
 
 
 class _Slow(NamedTuple):
@@ -170,13 +165,14 @@ class _Slow(NamedTuple):
 def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
     plan = lowered.plan
-    if "pairs" not in plan.cache:
+
+    def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
         kind = graph.kind[lowered.task]
-        pairs = []
+        found = []
         for computing, transferring in sharing(graph.lanes):
             kernels = np.flatnonzero((kind == KERNEL) & computing[plan.lane])
             transfers = np.flatnonzero((kind == COLLECTIVE) & transferring[plan.lane])
-            pairs += [(kernels, transfers), (transfers, kernels)]
-        plan.cache["pairs"] = pairs
-    found: list[tuple[np.ndarray, np.ndarray]] = plan.cache["pairs"]
-    return found
+            found += [(kernels, transfers), (transfers, kernels)]
+        return found
+
+    return plan.once("pairs", pairs)

@@ -166,7 +166,7 @@ CAUSES = tuple(PathCause)  # by code
 
 def by_bound(ns_by_cause: dict[PathCause, int]) -> dict[Bound, int]:
     """Return how long a step waits for what, in ns, from its causes."""
-    found: Counter[Bound] = Counter()
+    found = Counter[Bound]()
     for cause, ns in ns_by_cause.items():
         found[cause.bound] += ns
     return found
@@ -210,7 +210,7 @@ def critical_path(
     before, by = binding(plan, start, end) if bound is None else bound
     ahead = (np.where(start[: len(before)] > since, before, -1) if since else before).data
     chain = []
-    each = int(np.argmax(end)) if sink is None else sink
+    each = np.argmax(end) if sink is None else sink
     while each >= 0:
         chain.append(each)
         each = ahead[each]
@@ -305,7 +305,7 @@ def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
 
 def has_cpu(graph: Graph) -> bool:
     """Return whether any CPU work was recorded: else nobody knows why the device pauses."""
-    return bool((graph.kind == CPU).any())
+    return (graph.kind == CPU).any()
 
 
 def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:

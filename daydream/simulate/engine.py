@@ -77,9 +77,9 @@ def in_python(plan: Plan) -> np.ndarray:
         np.ones(len(counts), bool),
         plan.edge_cause[counts],
         scheduled=plan.scheduled,
-        priority=None if plan.priority is None else plan.priority[head],
+        priority=plan.priority[head],
     )
-    return np.asarray(algorithm_1(heads)[0][run] + offset)
+    return algorithm_1(heads)[0][run] + offset
 
 
 def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +101,7 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     lane = plan.lane.tolist()
     duration = plan.duration_ns.tolist()
     gap = plan.gap_ns.tolist()
-    priority = [0] * len(plan) if plan.priority is None else plan.priority.tolist()
+    priority = plan.priority.tolist()
     causes = np.diff(plan.edge_ptr).tolist()  # how many each task still waits for
     children: list[list[tuple[int, int]]] = [
         [] for _ in lane
@@ -117,7 +117,7 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     start = [0] * len(plan)
     ready = plan.release_ns.tolist()
     progress = [0] * plan.lanes
-    movable: list[int] = []
+    movable = []
     later: dict[int, list[tuple[int, int]]] = {
         number: [] for number in plan.scheduled
     }  # (ready, task)
@@ -150,7 +150,7 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     for task, count in enumerate(causes):
         if not count:
             add(task)
-    ran: list[int] = []
+    ran = []
     while (task := movable.pop() if movable else decide()) >= 0:
         ran.append(task)
         at = start[task] = max(progress[lane[task]], ready[task])

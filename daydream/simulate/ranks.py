@@ -64,11 +64,9 @@ def slowdown_of(
     factors = factors_of(ranks, len(first), jitter, straggler, seed)
     row = np.where(graph.kind[timeline.task] == COLLECTIVE, ALL_MEET, step)
     closing = timeline.closing
-    settled = min(settled_copy, int(timeline.copy[closing].max()) - 1)
+    settled = min(settled_copy, timeline.copy[closing].max() - 1)
     together, alone = (
-        float(
-            sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled)
-        )
+        sum(ns for (copy, _), ns in timeline.step_times(closing_ns).items() if copy > settled)
         for closing_ns in (
             ends(timeline.plan, factors, row, closing).max(axis=1),
             timeline.end_ns[closing],
@@ -119,7 +117,7 @@ def ends(plan: Plan, factors: np.ndarray, row: np.ndarray, tasks: np.ndarray) ->
     )  # of the start of a task; its end is odd
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
-    times: dict[int, np.ndarray] = {}
+    times = dict[int, np.ndarray]()
     progress = np.zeros((plan.lanes, columns))
     end = dict.fromkeys(tasks.tolist(), progress[:0])
     costs = plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns, np.diff(plan.edge_ptr), row

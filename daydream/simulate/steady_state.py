@@ -82,7 +82,7 @@ class SteadyState(NamedTuple):
     @property
     def passes(self) -> int:
         """How often the window was simulated."""
-        return int(self.timeline.copy.max(initial=0)) + 1
+        return self.timeline.copies
 
     def mean_after(self, after: SteadyState) -> int:
         """Return the mean step after a change, in ns, over the steps that both have."""
@@ -113,14 +113,14 @@ def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState
         timeline = simulate(graph, copies=copies + beyond, window=window, contention=contention)
         times = {key: ns for key, ns in timeline.step_times().items() if key[0] < copies}
         # When each lane ends with each pass: a row a pass.
-        plan = timeline.plan
         lanes = len(graph.lanes)
-        ends = np.zeros((int(timeline.copy.max(initial=0)) + 1) * lanes, np.int64)
-        np.maximum.at(ends, timeline.copy * np.int64(lanes) + plan.lane, timeline.end_ns)
-        all_ends = ends.reshape(-1, lanes)
-        if len(all_ends) == 1:  # the window holds no work
+        ends = np.zeros(timeline.copies * lanes, np.int64)
+        place = timeline.copy * np.int64(lanes) + timeline.plan.lane
+        np.maximum.at(ends, place, timeline.end_ns)
+        if timeline.copies == 1:  # the window holds no work
             return SteadyState(timeline, times, 0, settled=True)
-        first, needed = _reached(timeline, times, all_ends[:copies], members)
+        ends = ends.reshape(-1, lanes)[:copies]
+        first, needed = _reached(timeline, times, ends, members)
         if needed <= copies:
             steady = needed == copies
             return SteadyState(timeline, times, first if steady else copies - 1, settled=steady)
@@ -190,7 +190,7 @@ def repeatable(graph: Graph) -> Window | None:
     neighbour to show how one leads into the next. Of several ranks each has a range of its own; None where
     their steps cannot be told to be the same ones.
     """
-    by_rank: dict[int, list[int]] = {}
+    by_rank = dict[int, list[int]]()
     for number, step in enumerate(graph.steps):
         by_rank.setdefault(step_rank(step), []).append(number)
     longest = max(
@@ -221,7 +221,7 @@ def _windows_of_ranks(
     if not np.isin(rank_of[graph.alive & (graph.row >= 0)], list(by_rank)).all():
         return None  # a rank without steps
     shift = _step_shifts(graph, by_rank)
-    window: dict[int, tuple[int, int]] = {}
+    window = {}
     for members in set(coupled(graph).values()):
         together = [rank for rank in by_rank if rank in members]
         covered = [
@@ -294,7 +294,7 @@ def _step_shifts(graph: Graph, by_rank: dict[int, list[int]]) -> dict[int, int]:
                 near[first][rank][there - at] += 1
                 near[rank][first][at - there] += 1
     most = max(len(steps) for steps in by_rank.values())
-    shift: dict[int, int] = {}
+    shift = dict[int, int]()
     for first, steps in by_rank.items():
         waiting = [] if first in shift else [first]
         shift.setdefault(first, len(steps) - most)

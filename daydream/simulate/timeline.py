@@ -76,6 +76,11 @@ class Timeline(NotebookFigure):
         """End of the last task."""
         return int(self.end_ns.max(initial=0))
 
+    @property
+    def copies(self) -> int:
+        """How often the window is there."""
+        return int(self.copy.max(initial=0)) + 1
+
     @cached_property
     def wait_ns(self) -> np.ndarray:
         """How long each task's lane waited for the task to proceed: ns, int64, shape (tasks,)."""
@@ -85,7 +90,7 @@ class Timeline(NotebookFigure):
         """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
         ahead = self.plan.before_on_lane()[entries]
         ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
-        return np.asarray(self.start_ns[entries] - ready)
+        return self.start_ns[entries] - ready
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""
@@ -119,7 +124,7 @@ class Timeline(NotebookFigure):
             closing = closing[order]
             place = place[order]
         else:
-            last = np.full((int(self.copy.max(initial=0)) + 1) * steps * lanes, -1)
+            last = np.full(self.copies * steps * lanes, -1)
             last[place * lanes + self.plan.lane[closing]] = closing  # the last is written last
             used = np.flatnonzero(last >= 0)
             closing = last[used]
@@ -149,13 +154,13 @@ class Timeline(NotebookFigure):
         steps = self.graph.steps
         done = frozenset(keys)
         found = dict[Key, Key | None]()
-        ahead: dict[int, int] = {}  # by step, the one before it on its rank
-        last_of: dict[int, int] = {}
+        ahead = {}  # by step, the one before it on its rank
+        last_of = dict[int, int]()
         for number, info in enumerate(steps):
             rank = step_rank(info)
             ahead[number] = last_of.get(rank, -1)
             last_of[rank] = number
-        latest: dict[int, Key] = {}  # by rank, what was completed last of its window
+        latest = dict[int, Key]()  # by rank, what was completed last of its window
         for copy, step in keys:
             rank = step_rank(steps[step])
             first, last = self.repeats.get(rank, (0, len(steps) - 1))
@@ -174,10 +179,10 @@ class Timeline(NotebookFigure):
         """
         closing, keys, first = self._completions
         closing_ns = self.end_ns[closing] if closing_ns is None else closing_ns
-        ends: dict[Key, int] = {}
-        latest: dict[
+        ends = {}
+        latest = dict[
             int, int
-        ] = {}  # by rank: as in the recording, no step is done before the one before it
+        ]()  # by rank: as in the recording, no step is done before the one before it
         for key, end in zip(keys, np.maximum.reduceat(closing_ns, first).tolist(), strict=True):
             rank = step_rank(self.graph.steps[key[1]])
             ends[key] = latest[rank] = max(end, latest.get(rank, end))
@@ -235,13 +240,13 @@ class Timeline(NotebookFigure):
         if wanted in self._paths:
             return self._paths[wanted]
         # By its last step, those of which each counts from the end of the one before it.
-        runs: dict[tuple[int, int] | None, list[int]] = {}
+        runs = dict[Key | None, list[int]]()
         for step in steps:
             runs[copy, step] = [*runs.pop(self.spans[copy, step], []), step]
         # A trace of one rank may tell which it is; its rows, and so its lanes, do not.
         ranks = {lane.rank for lane in self.graph.lanes}
         alone = ranks.pop() if len(ranks) == 1 else None
-        windows: list[tuple[int, int, int]] = []
+        windows = list[tuple[int, int, int]]()
         pieces = [np.empty((6, 0), np.int64)]
         for run in runs.values():
             chain = self.path_to(copy, *run)

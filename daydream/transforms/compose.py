@@ -214,7 +214,7 @@ def arguments(
     """
     check(optimizations)
     named = option_names(optimizations)
-    given: dict[str, Any] = {}
+    given = {}
     for name, value in options.items():
         known = goes_by(named, name)
         if known not in named:
@@ -223,7 +223,7 @@ def arguments(
         if known in given:
             raise GraphError(f"option {known!r} is given twice")
         given[known] = value
-    used: dict[str, Any] = {}
+    used = {}
     own: dict[str, dict[str, Any]] = {each.name: {} for each in optimizations}
     for name, (owner, option) in named.items():
         if option.required and name not in given:

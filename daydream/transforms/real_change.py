@@ -11,7 +11,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daydream.costs.devices import device_properties
 from daydream.errors import DaydreamError
@@ -20,9 +20,6 @@ from daydream.graph.graph import Graph
 from daydream.model.optimizers import torch_optimizers
 from daydream.transforms.compose import arguments, parse
 from daydream.transforms.registry import Optimization, Options, find
-
-if TYPE_CHECKING:
-    from daydream.instrument import Tool
 
 OPTIMIZER = re.compile(
     r"torch\.optim\.\w+\((.*?)\)(  # or .*)?$"
@@ -42,7 +39,7 @@ def code_of(name: str, graph: Graph | None = None) -> str | None:
 
 def lines_of(optimizations: Sequence[Optimization], graph: Graph | None = None) -> str | None:
     """Return the lines that make changes together in the script that was recorded; None if one has none."""
-    lines: dict[str, None] = {}
+    lines = dict[str, None]()
     for optimization in optimizations:
         code = optimization.code
         if graph is None:
@@ -102,7 +99,7 @@ def real_change(
     found = [find(name) for name in names]
     targets = [(model_of(optimizer), optimizer) for optimizer in optimizers] or [(None, None)]
     _, own = arguments(found, options)
-    tools: list[Tool] = []
+    tools = []
     with ExitStack() as made:
         for optimization in found:
             if not optimization.can_be_made:
@@ -137,7 +134,7 @@ def model_of(optimizer: Any) -> Any:
     import torch
 
     wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    holding: list[tuple[int, int, Any]] = []
+    holding = []
     for one in gc.get_objects():
         if issubclass(type(one), torch.nn.Module):
             held = sum(id(parameter) in wanted for parameter in one.parameters())

@@ -232,8 +232,8 @@ def path_or_name(optimization: Optimization) -> str:
 
 def loadable() -> tuple[list[Optimization], dict[str, str]]:
     """Return all optimizations, and why others cannot be loaded."""
-    found: list[Optimization] = []
-    broken: dict[str, str] = {}
+    found = []
+    broken = {}
     for name in names():
         try:
             found.append(find(name))
@@ -286,7 +286,7 @@ def options_of(function: Callable[..., Any], file: str | None = None) -> tuple[s
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # they name what is not there
         hints = {}
-    options: list[Option] = []
+    options = list[Option]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
@@ -391,7 +391,7 @@ def _entry_points() -> list[EntryPoint]:
 
 def typed(options: Options) -> list[str]:
     """Return options as the words that are typed; those that are None are not."""
-    words: list[str] = []
+    words = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):

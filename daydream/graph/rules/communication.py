@@ -50,7 +50,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.arrays import combinations, distinct, turns, unique
+from daydream.arrays import combinations, distinct, take, turns, unique
 from daydream.collect.derive.collectives import (
     CLOCKS_AGREE_NS,
     ENDS_AGREE_NS,
@@ -98,7 +98,7 @@ def match_ranks(draft: Draft) -> None:
             f"{ranks} of {world_size} ranks took part in {counted(len(matched), 'collective')}; the last "
             "to arrive may be one that is not in the trace, so their transfers are upper bounds."
         )
-    drifting = int((matched.spread_ns > ENDS_AGREE_NS).sum())
+    drifting = (matched.spread_ns > ENDS_AGREE_NS).sum()
     if drifting and not matched.on_host:
         draft.note(
             f"{counted(drifting, 'collective')} end up to {matched.residual_ns / 1e3:,.0f} us apart on "
@@ -154,7 +154,7 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
     # Those of other streams must not wait for them. The lane is of the rank whose order in the program the
     # hubs have, that of the first member.
     lanes = []
-    hub_lane: dict[tuple[int, ...], int] = {}
+    hub_lane = {}
     for lanes_of_members in np.split(draft.lane[members], first[1:]):
         streams = tuple(lanes_of_members.tolist())
         if streams not in hub_lane:
@@ -194,7 +194,7 @@ def run_on_threads(draft: Draft) -> None:
     rows = rows[pieces[rows] == 1]  # not those with operators inside
     if not len(rows):
         return
-    start = trace["start_ns"].astype(np.int64)
+    start = trace["start_ns"]
     call = calls_of(trace, rows)
     order = np.argsort(np.where(call >= 0, start[call], start[rows]), kind="stable")
     rows = rows[order]
@@ -280,9 +280,9 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
         long = (fits > 0) & (on - begin[visit] >= GLOO_PAUSE_NS)
         score = np.bincount(place[visit], fits, len(often))
         score[np.bincount(place[visit], long, len(often)) < LEAST_PAUSES] = 0
-        best = int(score.argmax())
+        best = score.argmax()
         there = (place[visit] == best) & (on > asked) & (on + CLOCKS_AGREE_NS >= runs.begun[number])
-        return float(score[best]), number[there], visit[there]
+        return score[best], number[there], visit[there]
 
     found = [np.empty((3, 0), np.int64)]
     alone = {one: best_place(one, begin) for one in unique(turn[known]).tolist()}
@@ -316,12 +316,12 @@ def _move(draft: Draft, runs: Runs) -> None:
         for task, call in zip(runs.task[mine].tolist(), runs.call[mine].tolist(), strict=True):
             lane_of[task] = lane = min(free, key=free.__getitem__)
             if call >= 0:  # what a thread takes to begin, from the call or from when it was free
-                taken = max(int(start[task]) - max(int(start[call]), free[lane]), 0)
+                taken = max(start[task] - max(start[call], free[lane]), 0)
                 draft.latency_ns[task] = taken
                 draft.release_ns[task] = 0
                 if free[lane] > start[call]:
                     draft.gap_ns[last[lane]] = taken
-            free[lane] = int(end[task])
+            free[lane] = end[task]
             last[lane] = task
     called = runs.call >= 0
     draft.kind[runs.task] = COLLECTIVE
@@ -381,5 +381,5 @@ def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int)
     launched = time[draft.launch[kernels]]
     order = np.argsort(launched, kind="stable")
     place = np.searchsorted(launched[order], time[tasks]) + places
-    found = np.append(kernels[order], -1)[place.clip(-1, len(order))]
+    found = take(kernels[order], place.clip(-1, len(order)))
     return np.where(ranks[found] == ranks[tasks], found, -1)

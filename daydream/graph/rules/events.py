@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daydream.arrays import unique
+from daydream.arrays import take, unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
 from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
@@ -115,8 +115,7 @@ class _Search:
         self.ranks = draft.ranks.tolist()
         self.launched_by = cache(draft.launched_by)
         around_calls = draft.launched_around(calls)
-        lane = np.append(draft.lane, -1)
-        lanes = (lane[tasks] for tasks in around_calls)
+        lanes = (take(draft.lane, tasks) for tasks in around_calls)
         recorded = device_records(draft, "Stream Wait Event", calls)
         columns = (np.arange(len(calls)), calls, *around_calls, *lanes, *recorded)
         self.waits = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
@@ -124,7 +123,7 @@ class _Search:
         self.collectives: dict[int, np.ndarray] = {}
         # The last task launched on each stream without collectives before each wait, and the next.
         self.side_work: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for lane in unique(draft.lane[work]).tolist():
+        for lane in unique(draft.lane[work]):
             tasks = {lane: work[draft.lane[work] == lane]}
             collective = tasks[lane][draft.kind[tasks[lane]] == COLLECTIVE]
             if len(collective):
@@ -136,12 +135,12 @@ class _Search:
 
     def allowed(self, source: int, target: int) -> bool:
         """Tell whether the recorded times allow one task to follow another."""
-        return bool(self.start[target] >= self.end[source] - STREAM_CLOCK_NS)
+        return self.start[target] >= self.end[source] - STREAM_CLOCK_NS
 
     def ends_near(self, source: int, target: int) -> bool:
         """Tell whether a task started just as another ended."""
         apart = self.start[target] - self.end[source]
-        return bool(-STREAM_CLOCK_NS <= apart <= EVENT_NS)
+        return -STREAM_CLOCK_NS <= apart <= EVENT_NS
 
     def beside(self, lane: int, streams: Iterable[int]) -> list[int]:
         """Return those of some streams that are others of the rank of a lane."""
@@ -182,23 +181,23 @@ class _Search:
         """Return the last task launched on each other stream with work that was not waited for yet."""
         found = []
         for lane in self.beside(target, self.side_work):
-            task = int(self.side_work[lane][0][wait.number])
+            task = self.side_work[lane][0][wait.number]
             if task >= 0 and self.order[task] > joined[lane, target]:
                 found.append(task)
         return found
 
     def by_program_order(self) -> Iterator[Row]:
         """Find the waits whose source follows from what was launched before and after them."""
-        consumed: dict[int, int] = defaultdict(
+        consumed = defaultdict[int, int](
             lambda: BEFORE_ALL
         )  # communication lane -> order waited up to
         joined: Joined = defaultdict(lambda: BEFORE_ALL)
-        patterns: Patterns = defaultdict(list)
+        patterns = defaultdict(list)
         for wait in self.waits:
             if wait.after < 0:
                 continue
             if self.kind[wait.after] == COLLECTIVE:
-                ahead = self.launched_by(int(self.lane[wait.call]))
+                ahead = self.launched_by(self.lane[wait.call])
                 earlier = self.order[ahead] < self.order[wait.call]
                 ahead = ahead[earlier & (self.lane[ahead] != wait.target)]
                 if len(ahead) and self.allowed(ahead[-1], wait.after):
@@ -218,9 +217,7 @@ class _Search:
                 source = sources[0]
                 joined[self.lane[source], wait.target] = self.order[source]
                 allowed = self.allowed(source, wait.after)
-                patterns[bool(switched), self.lane[source], wait.target].append(
-                    (wait.call, allowed)
-                )
+                patterns[switched, self.lane[source], wait.target].append((wait.call, allowed))
         yield from self.often(patterns, 1)
 
     def often(self, patterns: Patterns, least: int) -> Iterator[Row]:
@@ -255,7 +252,7 @@ class _Search:
         Of those that its rank launched and has not waited for yet: the one that ended just before the
         waiting work started, else the oldest that had ended by then.
         """
-        found: list[int] = []
+        found = list[int]()
         for lane in self.beside(wait.target, self.collectives):
             tasks = self.collectives[lane]
             begin = np.searchsorted(self.order[tasks], consumed[lane], side="right")
@@ -270,12 +267,12 @@ class _Search:
 
     def by_forks(self) -> Iterator[Row]:
         """Find waits of a stream that gets its next work later: the only other with more of that thread."""
-        patterns: Patterns = defaultdict(list)
+        patterns = defaultdict(list)
         for wait in self.waits:
             if wait.before < 0 or wait.source != wait.target:
                 continue
             others = self.beside(wait.source, self.side_work)
-            following = [int(self.side_work[other][1][wait.number]) for other in others]
+            following = [self.side_work[other][1][wait.number] for other in others]
             thread = self.lane[wait.call]
             following = [
                 task for task in following if task >= 0 and self.lane[self.launch[task]] == thread
@@ -317,7 +314,7 @@ def follow_what_held(draft: Draft) -> None:
     ]
     others = np.flatnonzero((draft.kind != CPU) & (draft.row >= 0))
     others = others[np.argsort(draft.end_ns[others], kind="stable")]
-    for lane in unique(draft.lane[late]).tolist():
+    for lane in unique(draft.lane[late]):
         tasks = late[draft.lane[late] == lane]
         work = others[draft.beside(lane)[draft.lane[others]]]
         ends = draft.end_ns[work]
@@ -333,7 +330,7 @@ def follow_what_held(draft: Draft) -> None:
             continue
         held_by, held = np.array(pairs, np.int64).T
         # How likely it is that as many of some moments lie so close to the end of a task.
-        span = max(int(draft.end_ns[work].max() - draft.start_ns[work].min()), 1)
+        span = max(draft.end_ns[work].max() - draft.start_ns[work].min(), 1)
         each_near = min(len(work) * (HELD_BEFORE_NS + HELD_AFTER_NS) / span, 1.0)
         if comb(len(tasks), len(held)) * each_near ** len(held) <= HELD_CHANCE:
             apart = draft.start_ns[held] - draft.end_ns[held_by]

@@ -133,16 +133,14 @@ class Points:
         tasks = draft.on(lane)
         start = draft.start_ns[tasks]
         end = draft.end_ns[tasks]
-        linked = np.zeros(draft.size, bool)
-        linked[draft.links["dst"]] = True
-        woken = linked[tasks]
+        woken = np.isin(tasks, draft.links["dst"])
         begun = np.append(True, end[:-1] < start[1:]) & ~woken
         ended = ~woken | (end > start)  # who goes on at that moment was woken, too
-        time = np.append(end[ended], start[begun & ended])
+        time = np.append(end[ended], start[begun])
         order = np.argsort(time, kind="stable")  # at one time ends come first
         self.time = time[order]
         self.begins = order >= ended.sum()
-        self.task = np.append(tasks[ended], tasks[begun & ended])[order]
+        self.task = np.append(tasks[ended], tasks[begun])[order]
 
     @cached_property
     def kinds(self) -> list[np.ndarray]:
@@ -194,7 +192,7 @@ class _Search:
             pauses = pauses.only(2 * off >= pauses.length)
         following = tasks[np.minimum(np.searchsorted(starts, pauses.end), len(tasks) - 1)]
         sign = self.names(draft.name[np.where(pauses.in_range, pauses.task, following)])
-        groups = [pauses.only(sign == name) for name in unique(sign).tolist()]
+        groups = [pauses.only(sign == name) for name in unique(sign)]
         return [group for group in groups if len(group.task) >= LEAST_PAUSES]
 
     def explained(self, others: list[int], pauses: Pauses) -> Found | None:
@@ -232,7 +230,7 @@ class _Search:
                 found, number = distinct(kind[near])
                 for each in found[np.bincount(number) >= least].tolist():
                     alike = np.flatnonzero(kind == each)
-                    begins = bool(points.begins[alike[0]])
+                    begins = points.begins[alike[0]]
                     # What begins as the pause ends was woken with it.
                     until = end if begins else end + THREAD_CLOCK_NS + 1
                     last = np.append(-1, alike)[np.searchsorted(time[alike], until)]
@@ -241,7 +239,7 @@ class _Search:
                     if np.count_nonzero(there) < least:
                         continue
                     delay = np.maximum(end[there] - time[last[there]], 0)
-                    if len(alike) * max(WAKE_NS, int(delay.max())) <= PAUSE_CHANCE * (
+                    if len(alike) * max(WAKE_NS, delay.max()) <= PAUSE_CHANCE * (
                         time[-1] - time[0]
                     ):
                         candidates.append(Found(other, last, len(alike), delay, begins))
@@ -274,15 +272,16 @@ def wait_in_spins(draft: Draft) -> None:
     length = end - start
     distance = end - done
     near = np.abs(distance) <= SPIN_NS
-    count = np.bincount(kind[near], minlength=len(kinds))
-    often = count >= np.maximum(LEAST_STEADY, PAUSES_SHARE * np.bincount(kind))
-    reach = np.zeros(len(kinds))
-    np.maximum.at(reach, kind[near], np.abs(distance[near]))
-    rare = count * 2 * reach <= PAUSE_CHANCE * np.bincount(kind, length)
-    for number in np.flatnonzero(often & rare).tolist():
+    for number in range(len(kinds)):
         mine = kind == number
         ends = mine & near
         spins = tasks[ends]
+        reach = np.abs(distance[ends]).max(initial=0)
+        if (
+            len(spins) < max(LEAST_STEADY, PAUSES_SHARE * mine.sum())
+            or 2 * len(spins) * reach > PAUSE_CHANCE * length[mine].sum()
+        ):
+            continue
         latency = np.minimum(distance[ends], 0)
         # The time ends with the work, as a synchronizing call does.
         if steadier(distance[ends], length[ends]):
@@ -324,7 +323,7 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
     least = LEAST_LOCKED if blocked is None else 1
     work = draft.launched()
     reached_device = np.full(draft.size, np.iinfo(np.int64).max)
-    np.minimum.at(reached_device, draft.launch[work].astype(np.intp), draft.start_ns[work])
+    np.minimum.at(reached_device, draft.launch[work], draft.start_ns[work])
     for lane in unique(draft.lane[holders]).tolist():
         mine = holders[draft.lane[holders] == lane]
         held_until = draft.end_ns[mine]
@@ -339,9 +338,9 @@ def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
             held = met & (end - start >= PAUSE_NS) & (end >= until)
             held &= 2 * (until - start) >= end - start
             held &= reached_device[locked] >= until - RETURN_CLOCK_NS
-            for name in unique(names[held]).tolist():
+            for name in unique(names[held]):
                 chosen = np.flatnonzero((names == name) & held)
-                if len(chosen) >= max(least, PAUSES_SHARE * int(((names == name) & met).sum())):
+                if len(chosen) >= max(least, PAUSES_SHARE * ((names == name) & met).sum()):
                     draft.wait_first(locked[chosen], until[chosen])
                     draft.link(mine[at[chosen]], locked[chosen], cause=Cause.LOCK)
 
@@ -374,7 +373,7 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
     for lane, told in _rows(draft):
         clock = _Clock(trace, told)
         waits = told[trace["cpu_ns"][told] < 0]
-        begin = trace["start_ns"][waits].astype(np.int64)
+        begin = trace["start_ns"][waits]
         end = begin + trace["duration_ns"][waits]
         outer = (
             begin >= np.append(NEVER, np.maximum.accumulate(end))[:-1]
@@ -383,26 +382,24 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
         begin = begin[outer]
         end = end[outer]
         tasks = draft.on(lane)
-        starts = draft.start_ns[tasks]
-        first = np.maximum(np.searchsorted(starts, begin, side="right") - 1, 0)
-        count = np.maximum(np.searchsorted(starts, end) - first, 0)
+        # The thread's time as slots: a task's own, its gap, the next task's own, ...
+        over = draft.end_ns[tasks]
+        opens = np.stack([draft.start_ns[tasks], over], axis=1).reshape(-1)
+        closes = np.stack([over, over + draft.gap_ns[tasks]], axis=1).reshape(-1)
+        first = np.maximum(np.searchsorted(opens[::2], begin, side="right") - 1, 0)
+        count = 2 * np.maximum(np.searchsorted(opens[::2], end) - first, 0)
         of = np.repeat(np.arange(len(rows)), count)
-        task = tasks[np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)]
-        over = draft.end_ns[task]
-        # What lies wholly in a blocked call is work.
-        stays = (draft.start_ns[task] < begin[of]) | (over > end[of])
+        slot = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - 2 * first, count)
+        in_task = slot % 2 == 0
         pieces = Pauses(
-            np.append(task[stays], task),
-            np.append(
-                np.maximum(begin[of], draft.start_ns[task])[stays], np.maximum(begin[of], over)
-            ),
-            np.append(
-                np.minimum(end[of], over - 1)[stays],
-                np.minimum(end[of], over + draft.gap_ns[task] - 1),
-            ),
-            np.arange(stays.sum() + len(of)) < stays.sum(),
-            np.append(rows[of[stays]], rows[of]),
+            tasks[slot // 2],
+            np.maximum(begin[of], opens[slot]),
+            np.minimum(end[of], closes[slot] - 1),
+            in_task,
+            rows[of],
         )
+        # What lies wholly in a blocked call is work.
+        pieces = pieces.only(~in_task | (opens[slot] < begin[of]) | (closes[slot] > end[of]))
         if len(clock.rows):
             slept = pauses_of(draft, lane)
             slept.row = np.resize(clock.rows, len(slept.task))
@@ -418,7 +415,7 @@ class _Clock:
 
     def __init__(self, trace: Trace, rows: np.ndarray) -> None:
         self.rows = rows[trace["cpu_ns"][rows] >= 0]
-        self._begin = trace["start_ns"][self.rows].astype(np.int64)
+        self._begin = trace["start_ns"][self.rows]
         self._end = self._begin + trace["duration_ns"][self.rows]
         self._ran = np.append(0, np.cumsum(trace["cpu_ns"][self.rows]))
 
@@ -484,7 +481,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
             behind = tasks[np.minimum(after, len(tasks) - 1)]
             draft.link(stops, behind, latency_ns=length, from_start=True, cause=Cause.OUTSIDE)
     goes_on, end, waker = (np.concatenate(part) for part in zip(*woken, strict=True))
-    for lane in unique(waker).tolist():
+    for lane in unique(waker):
         mine = waker == lane
         tasks = draft.on(lane)
         source = tasks[np.searchsorted(draft.start_ns[tasks], end[mine]) - 1]

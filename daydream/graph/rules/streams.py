@@ -39,9 +39,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from daydream.arrays import combinations, distinct_rows, first_of, unique
+from daydream.arrays import combinations, distinct_rows, first_of, take, unique
 from daydream.graph.calls import Coverage, device_work
 from daydream.graph.draft import NEVER, DeviceWork, Draft, runs_of
+from daydream.graph.insert import place_next_to
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import Cause, around
 from daydream.graph.rules.thresholds import (
@@ -98,22 +99,18 @@ def find_device_work(draft: Draft) -> None:
         of_device = f"device {device} " if several_devices else ""
         name = f"{of_rank}{of_device}stream {stream}"
         draft.add_lane(Lane(name, rank, on_device=True, device=device))
-    start = np.asarray(trace["start_ns"][rows], np.int64)
-    parent = np.asarray(trace["parent"][rows], np.int64)
-    launch = np.where(parent >= 0, draft.task_of_row[parent], -1)
+    start = trace["start_ns"][rows]
+    launch = take(draft.task_of_row, trace["parent"][rows])
     by_time = np.lexsort((start, lane))
     _find_callers(draft, launch, start, lane, by_time)
     # In program order right behind the launch; without one behind the stream's previous task.
-    launched = launch >= 0
-    order = np.full(len(lane), BEFORE_ALL)
-    order[launched] = draft.order[launch[launched]] + DEVICE_PLACE
-    if not launched.all():
-        for begin, end in runs_of(lane[by_time]):
-            work = by_time[begin:end]
-            latest = np.maximum.accumulate(order[work])
-            order[work] = np.where(launched[work], order[work], latest)
-        head = order == BEFORE_ALL
-        order[head] += start[head] * ORDER_STEP
+    order = take(draft.order + DEVICE_PLACE, launch, BEFORE_ALL)
+    for begin, end in runs_of(lane[by_time]):
+        work = by_time[begin:end]
+        latest = np.maximum.accumulate(order[work])
+        order[work] = np.where(launch[work] < 0, latest, order[work])
+    head = order == BEFORE_ALL
+    order[head] += start[head] * ORDER_STEP
     sequence = np.lexsort((start, order, lane))
     rows = rows[sequence]
     draft.device_work = DeviceWork(
@@ -121,7 +118,7 @@ def find_device_work(draft: Draft) -> None:
         like=rows,
         lane=lane[sequence] + first_lane,
         start=start[sequence],
-        duration=np.asarray(trace["duration_ns"][rows], np.int64),
+        duration=trace["duration_ns"][rows],
         launch=launch[sequence],
         order=order[sequence],
         unit=draft.units(rows),
@@ -155,14 +152,14 @@ def _find_callers(
         for call in (first, last)
     ]
     callers = np.array([first, *both])
-    found = np.choose(np.append(draft.order, BEFORE_ALL)[callers].argmax(axis=0), callers)
+    found = np.choose(take(draft.order, callers, BEFORE_ALL).argmax(axis=0), callers)
     launch[lost] = np.where(lane[ahead] == lane[behind], found, -1)
 
 
 def fill_holes(draft: Draft) -> None:
     """Put untraced work into the holes between nodes of a graph launch that runs on one stream."""
     named = GRAPH_WORDS.get(draft.trace.metadata.get("vendor", "cuda"), "device graph")
-    captured = int(draft.named(BEGIN_CAPTURE.search)[draft.kind == CPU].sum())
+    captured = draft.named(BEGIN_CAPTURE.search)[draft.kind == CPU].sum()
     if captured:
         draft.note(
             f"{counted(captured, f'{named} is', f'{named}s are')} captured here: calls between begin and "
@@ -235,7 +232,7 @@ def order_streams(draft: Draft) -> None:
     draft.facts.unlaunched_kernels = int((orphan & (kind == KERNEL)).sum())
     if orphan.any():
         draft.note(
-            f"{int(orphan.sum()):,} of {counted(len(orphan), 'device task')} were launched before the "
+            f"{draft.facts.orphans:,} of {counted(len(orphan), 'device task')} were launched before the "
             "window, or by calls that were not recorded; each follows the work before it, or starts when it "
             "was recorded to."
         )
@@ -423,18 +420,17 @@ def measure_latencies(draft: Draft) -> None:
 
     What other streams explain is doubtful instead.
     """
-    usual_latency = draft.facts.launch_latency_ns
-    usual_startup = draft.facts.startup_ns
+    facts = draft.facts
     nothing_launched = not len(draft.launched())
     tasks = draft.on_streams()
     of_event = np.zeros(draft.size, np.int64)
     start, launched, before, held = causes(draft, tasks)
     has_launch = launched > NEVER
     # Of a call that was not recorded, what its thread did until an idle device began is part of the latency.
-    recorded = np.append(draft.trace["parent"] >= 0, True)[draft.row[tasks]]
+    recorded = take(draft.trace["parent"] >= 0, draft.row[tasks], True)
     lost = ~recorded & (start - np.maximum(before, held) > LARGEST_STARTUP_NS)
-    latency = np.clip(start - launched, 0, np.where(lost, LONGEST_NS, usual_latency))
-    startup = np.clip(start - before, 0, usual_startup)
+    latency = np.clip(start - launched, 0, np.where(lost, LONGEST_NS, facts.launch_latency_ns))
+    startup = np.clip(start - before, 0, facts.startup_ns)
     by_launch = launched + latency
     by_stream = before + startup
     rest = start - np.maximum(np.maximum(by_launch, by_stream), held)
@@ -449,7 +445,7 @@ def measure_latencies(draft: Draft) -> None:
         late = (rest > limit) & has_launch
         beside = late & ~last_is_event
         rank = draft.rank[tasks]
-        for each in unique(rank[beside]).tolist():
+        for each in unique(rank[beside]):
             worked = Coverage(start[rank == each], draft.end_ns[tasks[rank == each]])
             beside &= (rank != each) | (worked.within(start - rest, start) >= COVERED_SHARE * rest)
         source = ended_beside(draft, tasks)
@@ -494,7 +490,7 @@ def part_fused(draft: Draft) -> None:
     for place, identifier in enumerate(handles):
         tasks = np.flatnonzero(code == place)
         if len(tasks):
-            parts: dict[tuple[str, str, str], float] = defaultdict(float)
+            parts = defaultdict[tuple[str, str, str], float](float)
             for handle, share in zip(
                 handles[identifier], handles.shares(identifier).tolist(), strict=True
             ):
@@ -508,19 +504,14 @@ def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], flo
     ends = np.floor(np.cumsum(list(parts.values()))[:, None] * whole + 0.5).astype(np.int64)
     ends[-1] = whole
     durations = np.diff(ends, axis=0, prepend=0)
-    if (
-        len(parts) > 1
-    ):  # where there is no room for more keys of program order, all that is behind moves on
-        sequence = np.argsort(draft.order, kind="stable")
-        wanted = np.where(np.isin(sequence[:-1], tasks), len(parts), 0)
-        pushed = np.cumsum(np.maximum(wanted - np.diff(draft.order[sequence]), 0))
-        draft.move(sequence[1:], order=draft.order[sequence[1:]] + pushed)
+    keys = place_next_to(draft, np.tile(tasks, len(parts) - 1), behind=True)
     same = draft.values(tasks)
     ids = tasks
     for number, (operator, layer, phase) in enumerate(parts):
         if number:
             start = np.where(same["start_ns"] >= 0, same["start_ns"] + ends[number - 1], -1)
-            new = {"order": same["order"] + number, "start_ns": start, "release_ns": 0}
+            order = keys.reshape(-1, len(tasks))[number - 1]
+            new = {"order": order, "start_ns": start, "release_ns": 0}
             ids = draft.add(len(tasks), **(same | new))
         draft.duration_ns[ids] = durations[number]
         draft.gap_ns[ids] = 0

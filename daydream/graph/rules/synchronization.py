@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from daydream.arrays import lookup, take
 from daydream.graph.calls import GRAPH_LAUNCH, MAY_SYNC
 from daydream.graph.draft import Draft
 from daydream.graph.lower import follow_instead
@@ -81,7 +82,7 @@ def wait_in_calls(draft: Draft) -> None:
         _array_waits,
     )
     found = [each(draft) for each in find]
-    _split(draft, *(np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)))
+    _split(draft, *map(np.concatenate, zip(*found, strict=True)))
 
 
 def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -111,27 +112,22 @@ def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
     event.
     """
     trace = draft.trace
-    busiest_first = sorted(draft.streams(), key=lambda stream: -len(stream[1]))
-    lane_of = {  # of several lanes of a stream the busiest, which is assigned last
-        (draft.lanes[lane].rank, int(trace["stream"][draft.row[tasks.min()]])): lane
-        for lane, tasks in reversed(busiest_first)
-    }
     rows = np.flatnonzero(trace.is_kind("sync") & (trace["name"] == trace.code("name", name)))
-    columns = (
-        trace["stream"][rows],
-        trace["wait_stream"][rows],
-        draft.units(rows, "wait_correlation"),
-    )
-    said = dict(zip(draft.units(rows).tolist(), np.stack(columns, axis=1).tolist(), strict=True))
+    at = lookup(draft.units(rows), draft.units(draft.row[calls]))
+    busiest_first = sorted(draft.streams(), key=lambda stream: -len(stream[1]))
+    lanes = np.array([lane for lane, _ in busiest_first], np.int64)
+    firsts = np.array([tasks.min() for _, tasks in busiest_first], np.int64)
+    streams = draft.units(draft.row[firsts], "stream")
     records = draft.calls_named(EVENT_RECORD.search)
-    record_of = dict(zip(draft.units(draft.row[records]).tolist(), records.tolist(), strict=True))
     found = []
-    ranks = draft.rank[calls]
-    for rank, unit in zip(ranks.tolist(), draft.units(draft.row[calls]).tolist(), strict=True):
-        stream, waited, record = said.get(unit, (-1, -1, -1))
-        task = record_of.get(record, -1) if record >= 0 else -1
-        found.append((lane_of.get((rank, stream), -1), lane_of.get((rank, waited), -1), task))
-    return np.array(found, np.int64).reshape(-1, 3).T
+    for column, keys, values in (
+        ("stream", streams, lanes),
+        ("wait_stream", streams, lanes),
+        ("wait_correlation", draft.units(draft.row[records]), records),
+    ):
+        key = take(draft.units(rows, column), at)
+        found.append(np.where(key >= 0, take(values, lookup(keys, key)), -1))
+    return np.array(found)
 
 
 def is_sync(name: str) -> bool:
@@ -171,7 +167,7 @@ def _likely_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
 
 def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
     """Return, for each call, the stream its thread last launched work on, or -1."""
-    return np.append(draft.lane, -1)[draft.launched_around(calls)[0]]
+    return take(draft.lane, draft.launched_around(calls)[0])
 
 
 def _event_syncs(draft: Draft) -> Waits:
@@ -183,21 +179,18 @@ def _event_syncs(draft: Draft) -> Waits:
     lanes = _launched_last(draft, records)
     ended = np.where(lanes >= 0, _ended(draft, lanes, records), -1)
     _, on, by = device_records(draft, "Event Sync", calls)
-    recorded = (each.tolist() for each in (calls, on, _ended(draft, on, by), by))
-    waits = []
-    for call, lane, until, record in zip(*recorded, strict=True):
-        if min(lane, record) >= 0 and order[record] < order[call]:
-            waits.append((call, lane, until, record))
-            continue
-        end = int(draft.end_ns[call])
-        same_rank = ranks[records] == ranks[call]
-        near = np.flatnonzero(same_rank & (order[records] < order[call]))
-        near = near[(ended[near] >= 0) & (ended[near] <= end + RETURN_CLOCK_NS)]
-        if len(near):
-            last = near[np.argmax(ended[near])]
-            waits.append((call, lanes[last], ended[last], records[last]))
-    draft.facts.unresolved_syncs += len(calls) - len(waits)
-    return np.array(waits, np.int64).reshape(-1, 4).T
+    waits = np.stack([calls, on, _ended(draft, on, by), by])
+    known = (np.minimum(on, by) >= 0) & (order[by] < order[calls])
+    for place in np.flatnonzero(~known).tolist():
+        call = calls[place]
+        near = (ended >= 0) & (ended <= draft.end_ns[call] + RETURN_CLOCK_NS)
+        near &= (ranks[records] == ranks[call]) & (order[records] < order[call])
+        if near.any():
+            last = np.where(near, ended, -1).argmax()
+            waits[1:, place] = lanes[last], ended[last], records[last]
+            known[place] = True
+    draft.facts.unresolved_syncs += int((~known).sum())
+    return waits[:, known]
 
 
 def _allocations(draft: Draft) -> Waits:
@@ -223,7 +216,7 @@ def blocking_copies(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
     """Return the calls that last as long as the copy they ask for, and the copies."""
     copies = draft.launched()
     copies = copies[draft.kind[copies] == MEMCPY]
-    calls = draft.launch[copies].astype(np.int64)
+    calls = draft.launch[copies]
     blocking = draft.named(BLOCKING_COPY.search, copies) | draft.named(
         BLOCKING_COPY_CALL.search, calls
     )
@@ -275,7 +268,7 @@ def _split(
     late = (done > end + RETURN_CLOCK_NS) & ~copying
     if late.any():
         draft.note(
-            f"{counted(int(late.sum()), 'synchronizing call')} returned before the work they seem to "
+            f"{counted(late.sum(), 'synchronizing call')} returned before the work they seem to "
             "wait for; kept as plain calls."
         )
     blocked = ~late & ((done > start) | copying)
@@ -285,8 +278,6 @@ def _split(
     unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
     columns = (calls, lanes, done, point, start, end)
     calls, lanes, done, point, start, end = (values[blocked] for values in columns)
-    if not len(calls):
-        return
     # Of synchronizing calls only those known to have found the device done: others may have waited unseen.
     # So may copies of which nothing was recorded but the call.
     others = np.zeros(draft.size, bool)
@@ -318,7 +309,7 @@ def bound_queues(draft: Draft) -> None:
         unit = draft.unit[tasks]  # one for the nodes of a graph launch, its call known or not
         last = np.append(unit[1:] != unit[:-1], True) | (unit < 0)
         ends = np.maximum.accumulate(draft.end_ns[tasks])
-        launches[lane] = draft.launch[tasks[last]].astype(np.intp), ends[last]
+        launches[lane] = draft.launch[tasks[last]], ends[last]
     seen = [_learn(draft, calls, ends) for calls, ends in launches.values()]
     learned = [depth for depth, full in seen if full]
     draft.facts.queue_learned = bool(learned)
@@ -345,7 +336,7 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     started = draft.start_ns[calls]
     returned = draft.end_ns[calls]
     in_flight = place + 1 - np.searchsorted(ends, returned, side="right")
-    depth = int(in_flight.max())
+    depth = in_flight.max()
     if depth < 1:
         return 0, False
     counts = np.bincount(np.maximum(in_flight, 0))
@@ -366,9 +357,9 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     if blocked.sum() >= LEAST_BLOCKED:
         return depth, True
     # One call alone is believed if it returned just as a place came free, and that can hardly be chance.
-    near = 2 * int(cost[blocked][0])
-    chance = len(ends) * near / max(int(ends[-1] - ends[0]), 1)
-    return depth, bool((returned - free)[blocked][0] <= near and chance <= QUEUE_CHANCE)
+    near = 2 * cost[blocked][0]
+    chance = len(ends) * near / max(ends[-1] - ends[0], 1)
+    return depth, (returned - free)[blocked][0] <= near and chance <= QUEUE_CHANCE
 
 
 def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: int) -> None:
@@ -399,7 +390,7 @@ def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: in
     free = np.append(free[blocked], freed[held])
 
     work = draft.launched()
-    launching = draft.launch[work].astype(np.intp)
+    launching = draft.launch[work]
     copied = (draft.kind[work] == MEMCPY) & (draft.end_ns[work] <= draft.end_ns[launching])
     waited = np.append(calls, launching[copied])  # a copy whose call outlasts it was waited for
     usual = draft.usual_costs(np.setdiff1d(unblocked, waited), -1)[draft.name[calls]]

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.arrays import combinations, percentile, run_starts, turns, unique
+from daydream.arrays import combinations, percentile, run_starts, take, turns, unique
 from daydream.collect.derive.collectives import inside_collectives
-from daydream.graph.draft import Draft
+from daydream.graph.draft import NEVER, Draft
 from daydream.graph.plan import Cause, stable_order
 from daydream.graph.rules.thresholds import (
     FILLED_SHARE,
@@ -65,8 +65,8 @@ def order_threads(draft: Draft) -> None:
         return
     rank = np.maximum(trace["rank"][rows], 0)
     thread, threads = combinations([rank, trace["pid"][rows], trace["tid"][rows]])
-    draft.thread_ids = [(rank, pid, tid) for rank, pid, tid in threads]
-    several = len({rank for rank, _, _ in threads}) > 1
+    draft.thread_ids = threads
+    several = len(unique(rank)) > 1
     for number, _, tid in threads:
         draft.add_lane(Lane(f"{f'rank {number} ' if several else ''}thread {tid}", number))
     owner, lane, start, end = pieces(draft, rows, thread)
@@ -99,8 +99,8 @@ def pieces(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return (owning row or -1, thread, start, end) of every piece of some rows, by thread and time."""
     trace = draft.trace
-    start = trace["start_ns"][rows].astype(np.int64)
-    duration = trace["duration_ns"][rows].astype(np.int64)
+    start = trace["start_ns"][rows]
+    duration = trace["duration_ns"][rows]
     parent = trace["parent"][rows]
     point = np.flatnonzero(duration == 0)
     long = np.flatnonzero(duration)
@@ -166,7 +166,7 @@ def tell_background(draft: Draft) -> None:
 
 def runs_operators(draft: Draft, tasks: np.ndarray) -> bool:
     """Tell whether any of some tasks is an operator's."""
-    return bool(draft.of_rows("operator")[tasks].any())
+    return draft.of_rows("operator")[tasks].any()
 
 
 # Hand-off ---------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
 
 def spread(values: np.ndarray) -> float:
     """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
-    return float(np.ptp(percentile(values, [20, 80])))
+    return np.ptp(percentile(values, [20, 80]))
 
 
 def others_of(draft: Draft, lane: int) -> list[int]:
@@ -242,9 +242,9 @@ def hand_over(draft: Draft) -> None:
     """Link every worker thread to the thread that waits for it, and take its waits out of the gaps."""
     works = {lane: draft.on(lane) for lane in draft.threads()}
     total = {
-        lane: int((draft.end_ns[work] - draft.start_ns[work]).sum()) for lane, work in works.items()
+        lane: (draft.end_ns[work] - draft.start_ns[work]).sum() for lane, work in works.items()
     }
-    idle: dict[int, Pauses] = {}  # of threads that nothing was changed of since
+    idle = {}  # of threads that nothing was changed of since
     for worker in sorted(works, key=lambda lane: -total[lane]):
         work = works[worker]
         callers = others_of(draft, worker)
@@ -271,25 +271,17 @@ def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarr
     start = draft.start_ns[work]
     end = draft.end_ns[work]
     stretch = np.searchsorted(idle.begin, start + THREAD_CLOCK_NS, side="right") - 1
-    work_there = np.flatnonzero(stretch >= 0)
-    stretch = stretch[work_there]
-    start = start[work_there]
-    end = end[work_there]
-    until = idle.end[stretch]
+    until = take(idle.end, stretch, NEVER)
     there = start < until
     inside = there & (end <= until + THREAD_CLOCK_NS)
     # A stretch that the worker's work crosses into or out of is no hand-off.
-    crossed = np.zeros(len(idle.task), bool)
-    crossed[stretch[there & ~inside]] = True
-    chosen = inside & ~crossed[stretch]
-    if not chosen.any():
-        return 0, np.empty((0, 3), np.int64)
+    chosen = inside & ~np.isin(stretch, stretch[there & ~inside])
     stretch = stretch[chosen]
     start = start[chosen]
     end = end[chosen]
     first = np.flatnonzero(run_starts(stretch))
     rows = [stretch[first], np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)]
-    return int((end - start).sum()), np.stack(rows, axis=1)
+    return (end - start).sum(), np.stack(rows, axis=1)
 
 
 def _calls(idle: Pauses, bursts: np.ndarray) -> bool:
@@ -302,9 +294,9 @@ def _calls(idle: Pauses, bursts: np.ndarray) -> bool:
     end = idle.end[stretch]
     if np.median((last - first) / np.maximum(end - begin, 1)) < FILLED_SHARE:
         return False
-    length = float(np.median(end - begin))
+    length = np.median(end - begin)
     short = max(WAKE_NS, SHORT_SHARE * length, min(STARTS_NS, STARTS_SHARE * length))
-    return bool(max(percentile(first - begin, 80), percentile(end - last, 80)) <= short)
+    return max(percentile(first - begin, 80), percentile(end - last, 80)) <= short
 
 
 def _runs_autograd(draft: Draft, work: np.ndarray) -> bool:
@@ -313,12 +305,12 @@ def _runs_autograd(draft: Draft, work: np.ndarray) -> bool:
     A thread that runs its own backward pass, as on a CPU, runs a forward pass, too.
     """
     rows = draft.row[work]
-    carried = (np.asarray(draft.trace["forward_thread"])[rows] > 0) & (rows >= 0)
+    carried = take(draft.trace["forward_thread"], rows) > 0
     if not carried.any() and not draft.named(lambda name: name.startswith(NODE), work).any():
         return False
     time = draft.end_ns[work] - draft.start_ns[work]
     forward = draft.phase[work] == PHASES.index("forward")
-    return bool(time[forward].sum() <= FORWARD_SHARE * time.sum())
+    return time[forward].sum() <= FORWARD_SHARE * time.sum()
 
 
 def _link(draft: Draft, idle: Pauses, bursts: np.ndarray, work: np.ndarray) -> None:
@@ -371,10 +363,9 @@ def _wake_rest(draft: Draft, idle: Pauses, work: np.ndarray) -> None:
         first = np.append(first, work[0])
         ended = np.append(ended, 0)
     start = draft.start_ns[first]
-    stretch = np.searchsorted(idle.begin, start, side="right") - 1
-    at = np.maximum(stretch, 0)
+    at = np.searchsorted(idle.begin, start, side="right") - 1
     late = start - idle.begin[at]
-    woken = (stretch >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
+    woken = (late >= 0) & (start < idle.end[at]) & (late <= SWITCH_NS)
     woken &= idle.begin[at] >= ended  # the caller came there while the worker idled
     before = before[woken]
     first = first[woken]
@@ -382,8 +373,5 @@ def _wake_rest(draft: Draft, idle: Pauses, work: np.ndarray) -> None:
     late = late[woken]
     draft.gap_ns[before[before != first]] = 0
     draft.release_ns[first] = 0
-    if len(first):
-        from_start = idle.in_range[at]
-        draft.link(
-            idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF
-        )
+    from_start = idle.in_range[at]
+    draft.link(idle.task[at], first, latency_ns=late, from_start=from_start, cause=Cause.HANDOFF)
