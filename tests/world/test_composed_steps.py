@@ -161,9 +161,9 @@ def test_more_bandwidth_is_never_slower(strategy):
 
 
 @pytest.mark.parametrize(("layers", "strategy", "words"), [
-    (3, Strategy(pp=2), "3 layers do not divide into 2 stages"),
-    (8, Strategy(pp=2, chunks=2, micro_batches=3), r"micro-batches \(3\) that they divide \(2\)"),
-    (4, Strategy(dp=2, ep=4), "4 ranks of experts do not divide"),
+    (3, Strategy(pp=2), "pp does not divide the layers"),
+    (8, Strategy(pp=2, chunks=2, micro_batches=3), "stages that divide the micro-batches"),
+    (4, Strategy(dp=2, ep=4), "ep does not divide the GPUs"),
 ])  # fmt: skip
 def test_what_does_not_divide_is_refused(layers, strategy, words):
     with pytest.raises(DaydreamError, match=words):
