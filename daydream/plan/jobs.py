@@ -196,12 +196,17 @@ def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
             continue
         place = parts.places(mine.layer, back)
         np.add.at(parts.ns, (place, back, on_cpu), own)
-        columns = (each[sent].tolist() for each in (place, mine.group, mine.collective, mine.bytes))
-        for at, name, operation, nbytes in zip(*columns, strict=True):
+        columns = place, mine.ids, mine.group, mine.collective, mine.bytes
+        each = (column[sent].tolist() for column in columns)
+        for at, task, name, operation, nbytes in zip(*each, strict=True):
             if name in axis_of:
                 members, axis = axis_of[name]
                 size = bytes_of_message(operation, max(nbytes, 0), members)
-                parts.exchanges[at, back][Exchange(axis, operation, size)] += 1
+                begin = graph.order[task]
+                waits = graph.links["dst"][graph.links["src"] == task]
+                inside = (mine.order > begin) & (mine.order < graph.order[waits].max(initial=begin))
+                beside = float(own[inside & (on_cpu == 0)].sum())
+                parts.exchanges[at, back][Exchange(axis, operation, size, 1, beside)] += 1
     on_gpu, on_cpu = parts.ns.sum((0, 1))  # whichever of the two the step waits for
     return update[int(on_cpu > on_gpu)] / len(steps), len(steps)
 
