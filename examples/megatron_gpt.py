@@ -666,6 +666,13 @@ def main() -> None:
     masters = [nn.Parameter(one.detach().float()) for one in parameters]
     optimizer = torch.optim.AdamW(masters, lr=1e-4, foreach=True)
     size = of.micro_batch, of.sequence // of.cp.size
+
+    def after_update(*_: Any) -> None:
+        for parameter, master in zip(parameters, masters, strict=True):
+            parameter.data.copy_(master)
+            (parameter.main_grad if of.modern else parameter.grad).zero_()
+
+    optimizer.register_step_post_hook(after_update)  # a part of the update, as in Megatron-LM
     for _ in range(of.steps):
         for _ in range(of.micro_batches):
             tokens = torch.randint(of.vocabulary // of.tp.size, size, device=of.device)
@@ -674,9 +681,6 @@ def main() -> None:
             gradient = of.dp.sum(parameter.main_grad if of.modern else parameter.grad)
             master.grad = gradient.float() / of.dp.size
         optimizer.step()
-        for parameter, master in zip(parameters, masters, strict=True):
-            parameter.data.copy_(master)
-            (parameter.main_grad if of.modern else parameter.grad).zero_()
     dist.destroy_process_group()
 
 

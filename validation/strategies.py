@@ -2,14 +2,12 @@
 
     python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
 
-Each shape of a table (model, tp, cp, ep, micro-batch) is one layer of each kind of `examples/megatron_gpt.py`,
-emulated on the table's GPU over one micro-batch; `daydream plan` predicts all rows of the table from these.
+Each shape of a table (model, tp, cp, ep, micro-batch) is two layers of `examples/megatron_gpt.py`, emulated on the
+table's GPU as `daydream plan` emulates a script; the plan predicts all rows from these, with launches as they were.
 One factor, fitted to every tenth row, scales all times, for what the runs do that nobody wrote down (clocks,
 logging); the figures are of the other rows, and without the factor `unscaled_median_error`. Rows that cannot be
 predicted are listed, with why.
 """
-
-# ruff: noqa: SLF001 - torch has no other names for nodes of autograd
 
 from __future__ import annotations
 
@@ -20,30 +18,26 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
-from multiprocessing import get_context
+from itertools import pairwise
+from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
 
 from daydream.costs.network.cluster_names import find_cluster
-from daydream.costs.network.nccl import bytes_of_message
 from daydream.errors import DaydreamError
+from daydream.graph.graph import Graph
+from daydream.memory.lifetimes import allocations
+from daydream.memory.prediction import last_whole_step
+from daydream.plan.jobs import Emulated, recorded_model
 from daydream.plan.search import Job, Strategy
-from daydream.world.compose import Block, Exchange, Model, peaks
+from daydream.world.compose import Block, Model, peaks
 from daydream.world.parts import Parts
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from daydream.world.emulate import Emulation
-    from daydream.world.process_group import Asked
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY = 10  # one row of so many fits the factor
@@ -86,12 +80,15 @@ class Row:
     def shape(self) -> tuple[Any, ...]:
         """What its blocks depend on."""
         one = self.strategy
-        split = [f"--tensor-parallel={one.tp}", f"--context-parallel={one.cp}", f"--expert-parallel={one.ep}"]
-        return (*self.script, *split, f"--micro-batch={one.micro_batch}"), self.run, len(self.layers)
+        return self.script, (one.tp, one.cp, one.ep, one.micro_batch), self.run, len(self.layers)
 
 
 # Adam reads and writes 12 bytes of state each, 2 to 4 of gradients, and norm and scaling of gradients 8.
 UPDATE_BYTES, BANDWIDTH = 38, 0.8
+TAKES = {  # how the script takes a strategy
+    "tp": "--tensor-parallel", "cp": "--context-parallel", "ep": "--expert-parallel",
+    "micro_batch": "--micro-batch",
+}  # fmt: skip
 APART = "experts|fp8|_zp|mla|memory_speed|uneven|embedding_loss|release"  # what names do not tell in full
 
 
@@ -191,164 +188,40 @@ READERS: dict[str, Callable[[Sequence[dict[str, str]]], Iterator[Row]]] = {  # b
 }
 
 
-class Noted(NamedTuple):
-    """What ran: calls, where each was called and whether backward, collectives and waits by the call that follows."""
-
-    calls: list[Any]
-    called: dict[int, tuple[str, int]]
-    heard: list[tuple[int, int, Asked]]  # call, number of the collective
-    waits: dict[int, int]  # by the number of the collective
-
-
-def noted(gpu: Emulation, model: nn.Module, run: Callable[[], Any]) -> Noted:
-    """Run a forward and a backward pass of a model on an emulated GPU, and return what ran."""
-    import torch
-
-    from daydream.world import process_group
-    from daydream.world.emulate import observed
-
-    found = Noted([], {}, [], {})
-    inside = [""]  # paths of the modules that run
-    of_node: dict[int, str] = {}  # module of a node's forward pass, by its number
-    own_note, own_move, hooks = gpu._note, process_group.move, []
-
-    def move(asked: Asked, pairs: Any) -> None:
-        found.heard.append((len(gpu.calls), len(process_group.ASKED) - 1, asked))
-        gpu.inside = True  # what moves values in this process moves none on a GPU
-        own_move(asked, pairs)
-        gpu.inside = False
-
-    def leave(*_: Any) -> None:
-        inside.pop()
-
-    def note(*call: Any) -> None:
-        own_note(*call)
-        node = torch._C._current_autograd_node()
-        if node is None:
-            of_node[torch._C._autograd._get_sequence_nr() - 1] = layer = inside[-1]
-        else:
-            before, _ = found.called.get(len(gpu.calls) - 2, ("", 0))
-            layer = of_node.get(node._sequence_nr(), before)
-        found.called[len(gpu.calls) - 1] = layer, int(node is not None)
-
-    class Done(process_group.Done):
-        def wait(self, timeout: Any = None) -> bool:
-            found.waits.setdefault(self._number, len(gpu.calls))
-            return super().wait(timeout)
-
-        synchronize = wait
-
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(partial(lambda name, *_: inside.append(name), name)))
-        hooks.append(module.register_forward_hook(leave, always_call=True))
-    with patch.multiple(process_group, Done=Done, move=move), patch.object(gpu, "_note", note):
-        calls = observed(gpu, run)
-    for hook in hooks:
-        hook.remove()
-    return found._replace(calls=calls)
-
-
-def recorded_blocks(
-    gpu: Emulation,
-    model: nn.Module,
-    run: Callable[[], Any],
-    layers: Sequence[str],
-    launch_ns: float,
-    groups: Mapping[str, tuple[str, int]],
-) -> tuple[Block, ...]:
-    """Return a block for each layer, one for what runs before them and one for what runs after them.
-
-    Args:
-        gpu: the emulated GPU.
-        model: on it, with gradients.
-        run: a forward and a backward pass over one micro-batch.
-        layers: paths of the modules that are blocks, in their order.
-        launch_ns: what the thread takes for an operator with a kernel.
-        groups: dimension (`tp`, `cp`, `ep`) and size of each process group, by name; others are left out.
-    """
-    from daydream.world.emulate_costs import kernels_of
-
-    parts = Parts(layers)
-
-    def enter(place: int, _: nn.Module, given: Any) -> None:
-        parts.inputs[place] = sum(getattr(one, "nbytes", 0) for one in given)
-
-    hooks = [
-        model.get_submodule(path).register_forward_pre_hook(partial(enter, place))
-        for place, path in enumerate(layers, 1)
-    ]
-    calls, called, heard, waits = noted(gpu, model, run)
-    for hook in hooks:
-        hook.remove()
-    took = [sum(one.duration_ns for one in kernels_of(call, gpu.device)) for call in calls]
-    paths, backward = zip(*(called.get(at, ("", 0)) for at in range(len(calls))), strict=True)
-    place = np.zeros(len(calls), int)
-    for back in (0, 1):
-        mine = np.flatnonzero(np.equal(backward, back))
-        place[mine] = parts.places([paths[at] for at in mine.tolist()], back)
-    ran = [*zip(place.tolist(), backward, strict=True)]
-    for where, own_ns in zip(ran, took, strict=True):
-        parts.ns[where] += own_ns, launch_ns * (own_ns > 0)
-    for at, sent, asked in heard:
-        if asked.group in groups:
-            group, members = groups[asked.group]
-            size = bytes_of_message(asked.operation, asked.bytes, members)
-            beside = sum(took[at : waits.get(sent, at)])
-            one = Exchange(group, asked.operation, size, 1, beside)
-            parts.exchanges[ran[max(at - 1, 0)]][one] += 1
-    hold(parts, gpu.memory, ran)
-    for name, parameter in model.named_parameters():
-        parts.add_parameter(name, parameter.numel())
-    return parts.blocks()
-
-
-def hold(parts: Parts, memory: Sequence[Any], ran: Sequence[tuple[int, int]]) -> None:
-    """Add what blocks save and hold besides, from allocations and frees and where each call ran."""
-    where, start, most, now = (0, 1), 0, 0, 0  # bytes held since it began to be there
-    for at, nbytes, _ in [*memory, (0, 0, 0)]:
-        # What is freed before a call is freed by the one before.
-        there = ran[min(max(at - (nbytes < 0), 0), len(ran) - 1)] if nbytes else (0, -1)
-        if there != where:
-            place, was_back = where
-            base = start if was_back else max(start, now)
-            parts.workspace[place] = max(parts.workspace[place], most - base)
-            parts.saved[place] += 0 if was_back else now - start
-            where, start, most = there, now, now
-        now += nbytes
-        most = max(most, now)
-
-
 def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
-    """Return the blocks of a shape; to be run in a process of its own."""
-    import torch
-    from torch import distributed as dist
-
-    from daydream.world.emulate import emulated
-    from daydream.world.script import make_world
-
-    sys.path.insert(0, str(ROOT / "examples"))
-    example = import_module("megatron_gpt")
-    script, name, kinds = shape
+    """Return the blocks of a shape, two layers of one kind or a layer of each of two."""
+    script, (tp, cp, ep, micro_batch), name, kinds = shape
     how = RUNS[name]
-    if not dist.is_initialized():
-        make_world({"world_size": 64, "rank": 0, "cluster": None})
-    with emulated(how["device"]) as gpu:
-        of = example.arguments([*script, "--device=cuda", f"--layers={kinds}"])
-        model = example.Transformer(of)
-        size = of.micro_batch, of.sequence // of.cp.size
-        tokens = torch.zeros(size, dtype=torch.long, device="cuda")
+    words = [str(ROOT / "examples/megatron_gpt.py"), *script, "--device=cuda", "--steps=2", "--layers=2"]
+    job = Emulated({}, find_cluster(how["cluster"]), words=words, takes=TAKES, gpu=how["device"])
+    stage = Strategy(ep // gcd(ep, tp * cp), 1, tp, 1, ep, cp, micro_batch)
+    graph = job.graph(stage)
+    graph.select(kind="cpu").set(duration_ns=0, gap_ns=0)
+    launches = graph.select(kind=("kernel", "memcpy")).launches()
+    _, first = np.unique(graph.recorded["parent"][launches.row], return_index=True)  # of each operator
+    launches[np.sort(first)].set(duration_ns=how["launch_ns"])
+    blocks = recorded_model(graph, stage).model.blocks
+    besides = workspaces(graph, [block.name for block in blocks[1:-1]])
+    first, *layers, last = map(lambda block, most: replace(block, workspace_bytes=most), blocks, besides)
+    return first, *layers[-kinds:], last
 
-        def run() -> None:
-            model(tokens, tokens).backward()
 
-        run()
-        groups = {
-            share.group.group_name: (name, share.size)
-            for name in ("tp", "cp", "ep")
-            if (share := getattr(of, name)).size > 1
-        }
-        layers = [f"layers.{number}" for number in range(kinds)]
-        return recorded_blocks(gpu, model, run, layers, how["launch_ns"], groups)
+def workspaces(graph: Graph, layers: Sequence[str]) -> list[float]:
+    """Return what passes of blocks hold at most besides what they leave, bytes: a plan has one figure for all."""
+    held, parts = allocations(graph.recorded), Parts(layers)
+    own = (held["step"] == last_whole_step(held)) & (held["device"] == 0)
+    layer, (places, now) = np.array(held.texts("layer")), held.held(0, 0)
+    for back, phases in enumerate((("forward", "loss"), ("backward",))):
+        rows = np.flatnonzero(own & held.where(phase=phases))
+        begin = held["begin"][rows]
+        rows, begin = rows[np.argsort(begin, kind="stable")], np.sort(begin)
+        place = parts.places(layer[rows], back)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        cuts = np.searchsorted(places, [*begin[first], begin[-1] + 1])
+        for at, (start, end) in zip(place[first].tolist(), pairwise(cuts), strict=True):
+            base = now[start - 1] if back else max(now[start - 1], now[end - 1])
+            parts.workspace[at] = max(parts.workspace[at], now[start:end].max() - base)
+    return list(parts.workspace.tolist())
 
 
 def predict(row: Row, blocks: tuple[Block, ...]) -> tuple[float, float]:
@@ -444,7 +317,7 @@ def judge(path: Path, jobs: int) -> dict[str, Any]:
     rows = list(reader(table))
     shapes = sorted({row.shape for row in rows if not row.why_not}, key=str)
     kept, times, memory = [], [], []
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ThreadPoolExecutor(jobs) as pool:  # each starts a process
         blocks = {shape: pool.submit(blocks_of, shape) for shape in shapes}
     for row in rows:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -18,11 +18,11 @@ from daydream.predict.prediction import Changed, Prediction, predict
 from daydream.predict.replay import Replay
 from daydream.results import Live, Record
 from daydream.text import bytes_text
-from daydream.transforms.compose import edit_of, memory_changes, parse
+from daydream.transforms.compose import edit_of, parse
 
 WIDTH = 2048  # sets of blocks that are kept
 TRIES = 8
-OPTIONS = {"checkpointing": "layers", "vdnn": "within"}  # which option of a change names blocks
+OPTIONS = {"checkpointing": "checkpointing.layers", "vdnn": "vdnn.within"}  # which name blocks
 CODE = "from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers"
 WRAP = (
     "wrappers.apply_activation_checkpointing(model, wrappers.{}, "
@@ -72,7 +72,7 @@ class Choice(Changed, kw_only=True):
 
 
 def choose_blocks(
-    replay: Replay, capacity: int, *, progress: Callable[[str, float], None] | None = None
+    replay: Replay, capacity: int, *, progress: Callable[[str, float], None] = lambda *_: None
 ) -> Choice:
     """Return the blocks to checkpoint or offload so that a step fits `capacity` bytes and takes least time.
 
@@ -91,33 +91,35 @@ def choose_blocks(
     as_is = memory_after(held, [], capacity)
     if as_is.fits:
         raise NotApplicableError(f"a step fits {bytes_text(capacity)} as it is")
-    ways, costs, curves = _alone(replay, up_to(held, last_whole_step(held)), progress)
+    whole = up_to(held, last_whole_step(held))
+    alone = [*_alone(replay, whole, progress)]
+    if not alone:
+        raise NotApplicableError("no block of this trace holds activations for its backward pass")
+    ways, costs, curves = zip(*alone, strict=True)
+    curves = whole.held(*worst_device(whole)), *curves
     places = np.unique(np.concatenate([at for at, _ in curves]))
     now, *then = (nbytes[np.searchsorted(at, places, "right") - 1] for at, nbytes in curves)
-    saved, cost = now - np.stack(then), np.array(costs, float)
+    saved = now - np.stack(then)
+    cost = np.array(costs, float)
     limit = capacity - (as_is.most_bytes - now.max())
     best: Prediction | None = None
     seen: list[list[int]] = []
     for _ in range(TRIES):
-        try:
-            picked, exact = cheapest(cost, saved, now - limit, [way[0] for way in ways])
-        except NotApplicableError:
-            break
+        picked, sure = cheapest(cost, saved, now - limit, [block for block, _ in ways])
         if not picked or picked in seen:
             break
         seen.append(picked)
-        spec, options = _change([ways[each] for each in picked])
-        found = predict(replay, edit_of(spec, options), capacity_bytes=capacity)
-        memory = memory_after(held, memory_changes(spec, options), capacity)
+        edit = _edit([ways[each] for each in picked])
+        found = predict(replay, edit, capacity_bytes=capacity)
+        memory: Any = found.memory
         if memory.fits and (best is None or found.simulated_ns < best.simulated_ns):
-            best, chosen, whole_search = found, picked, exact
+            best, chosen, exact = found, picked, sure
         together = found.simulated_ns - found.replayed_ns  # of one link, say
         cost[picked] *= max(together / max(cost[picked].sum(), 1), 1)
         limit = capacity - (memory.most_bytes - (now - saved[picked].sum(axis=0)).max())
     if best is None:
         again = [way for way in ways if way[1] == "checkpointing"]
-        spec, options = _change(again)
-        least = memory_after(held, memory_changes(spec, options), capacity).most_bytes
+        least = memory_after(held, _edit(again).memory(), capacity).most_bytes
         raise NotApplicableError(
             f"no choice of blocks fits {bytes_text(capacity)}: with all {len(again)} checkpointed a step needs "
             f"{bytes_text(least)}. batch-size, offload-optimizer and fsdp make it smaller."
@@ -132,38 +134,29 @@ def choose_blocks(
     for change, wrapper in WRAPPERS.items():
         if names := [row.block for row in rows if row.chosen and row.change == change]:
             code.append(WRAP.format(wrapper, sorted(names)))
-    choice = best.shared(Choice, blocks=rows, code="\n".join(code), exact=whole_search)
+    choice = best.shared(Choice, blocks=rows, code="\n".join(code), exact=exact)
     return choice.having(prediction=best)
 
 
-def _alone(replay: Replay, whole: Allocations, progress: Any) -> tuple[list[Any], ...]:
-    """Return each block and change, how much longer a step takes with it, and what is held: without, with each."""
-    graph, device = replay.graph, worst_device(whole)
-    curves = [whole.held(*device)]
-    ways = []
-    costs = []
+def _alone(replay: Replay, whole: Allocations, progress: Any) -> Iterator[Any]:
+    """Yield each block and change, how much longer a step takes with it, and what is held then."""
+    graph = replay.graph
     families = repeated_blocks(graph)
     blocks = [block for family in families for block in family] or matching_blocks(graph, "*")
-    changes = OPTIONS if has_device_work(graph) else ["checkpointing"]
-    every = [*product(blocks, changes)]
-    for number, way in enumerate(every):
-        if progress is not None:
-            progress(f"{way[1]} of {way[0]}", number / len(every))
-        spec, options = _change([way])
-        (change,) = memory_changes(spec, options)
+    ways = [*product(blocks, OPTIONS if has_device_work(graph) else ["checkpointing"])]
+    for number, way in enumerate(ways):
+        progress(f"{way[1]} of {way[0]}", number / len(ways))
+        edit = _edit([way])
+        (change,) = edit.memory()
         after = whole.copy()
         after.case = "most"
         try:
-            alone = predict(replay, edit_of(spec, options), interval=False)
-            change.edit(after, **change.options)  # type: ignore[misc]
+            found = predict(replay, edit, interval=False)
+            change.edit(after, **change.options)
         except NotApplicableError:
             continue
-        ways.append(way)
-        costs.append(alone.simulated_ns - alone.replayed_ns)
-        curves.append(after.held(*device))
-    if not ways:
-        raise NotApplicableError("no block of this trace holds activations for its backward pass")
-    return ways, costs, curves
+        cost_ns = found.simulated_ns - found.replayed_ns
+        yield way, cost_ns, after.held(*worst_device(whole))
 
 
 def cheapest(
@@ -181,48 +174,45 @@ def cheapest(
         groups: what each item is of; items of a group exclude each other.
 
     Returns:
-        the chosen items, and whether no set was left out that could have been cheaper.
-
-    Raises:
-        NotApplicableError: no set saves enough.
+        the chosen items, none where no set saves enough, and whether no set was left out that could have been
+        cheaper.
 
     """
     kept: list[int] = []  # places that are not decided by another one
     for place in np.argsort(-excess, kind="stable").tolist():
         if not (saved[:, kept] <= saved[:, [place]]).all(axis=0).any():
             kept.append(place)
-    saved, price = saved[:, kept], np.maximum(cost, 0)
+    saved = saved[:, kept]
+    price = np.maximum(cost, 0)
     worth = price.sum() / saved.clip(1).max(axis=1, initial=1).sum()  # of a byte, about
     of = np.array(groups)
-    ways = [np.flatnonzero(of == group) for group in dict.fromkeys(groups)]
+    ways = [np.flatnonzero(of == group).tolist() for group in dict.fromkeys(groups)]
+    gain = np.array([saved[way].max(axis=0).clip(0) for way in ways])
     sets: dict[tuple[int, ...], tuple[float, list[int]]] = {tuple(excess[kept]): (0, [])}
     exact = True
     for number, way in enumerate(ways, 1):
-        later = [saved[items] for items in ways[number:]]
-        gain, harm = (
-            sum((end(one, axis=0).clip(*limits) for one in later), np.zeros(len(kept)))
-            for end, limits in ((np.max, (0, None)), (np.min, (None, 0)))
-        )
+        later = gain[number:].sum(axis=0)
         found: dict[tuple[int, ...], tuple[float, list[int]]] = {}
         for lacks, (total, chosen) in sets.items():
-            for some in ([], *([item] for item in way.tolist())):
-                left = np.maximum(lacks - saved[some].sum(axis=0), harm)  # more never lacks again
-                key, now = tuple(left), total + price[some].sum()
-                if (left <= gain).all() and now < found.get(key, (np.inf,))[0]:
-                    found[key] = now, [*chosen, *some]
+            for some in ([], *([item] for item in way)):
+                left = lacks - saved[some].sum(axis=0)
+                now = total + price[some].sum()
+                if (left <= later).all() and now < found.get(tuple(left), (np.inf,))[0]:
+                    found[tuple(left)] = now, [*chosen, *some]
         exact &= len(found) <= WIDTH
-        likely = sorted(found, key=lambda key: found[key][0] + worth * max(key, default=0))
+        likely = sorted(found, key=lambda key: found[key][0] + worth * max(key))
         sets = {key: found[key] for key in likely[:WIDTH]}
-    if not sets:
-        raise NotApplicableError("no set of blocks saves enough")
-    return min(sets.values())[1], exact
+    return min(sets.values(), default=(0, []))[1], exact
 
 
-def _change(ways: Sequence[tuple[str, str]]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what changes these blocks, and its options."""
-    options: dict[str, Any] = {}
+def _edit(ways: Sequence[tuple[str, str]]) -> Any:
+    """Return what changes these blocks."""
+    names = []
+    options = {"vdnn.layers": "all"}
     for change, option in OPTIONS.items():
         if blocks := ",".join(block for block, of in ways if of == change):
-            options[f"{change}.{option}"] = blocks
-            options |= {"vdnn.layers": "all"} if change == "vdnn" else {}
-    return parse([*dict.fromkeys(name.partition(".")[0] for name in options)]), options
+            names.append(change)
+            options[option] = blocks
+    if "vdnn" not in names:
+        del options["vdnn.layers"]
+    return edit_of(parse(names), options)

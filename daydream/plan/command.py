@@ -83,35 +83,33 @@ def plan(
         tokens (N): Of the whole training, for hours and dollars.
         top: Rows to show.
     """
-    from daydream.plan import search
+    from daydream.plan import jobs, search
     from daydream.plan.checkpointing import choose_blocks
 
     out.check_files()
-    paths = [*asked, *([trace] if trace else [])]
+    paths = [*asked, *filter(None, [trace])]
     if not paths:
         raise usage_error("name a training script, or the trace of one GPU")
-    if only and capacity:
+    if only:
+        if capacity is None:
+            raise usage_error("--only needs --capacity")
         with working() as progress:
             replay = TraceRequest((paths[0],)).replay(progress)
             choice = choose_blocks(replay, capacity, progress=progress)
             written = out.write_files(choice, progress)
         out.answer(choice, {"trace": paths[0]}, written=written)
         return
-    if only or gpus is None or cluster is None:
-        raise usage_error("give --gpus and --cluster" if not only else "--only needs --capacity")
+    if gpus is None or cluster is None:
+        raise usage_error("give --gpus and --cluster")
     if price is not None and tokens is None:
         raise usage_error("--price needs --tokens: of how much training")
     with working() as progress:
         if paths[0].endswith(".py"):
-            from daydream.plan.script import of_script
-
-            job = of_script(paths, set_, cluster, emulate, (gpus[-1], batch or 0))
+            job = jobs.of_script(paths, set_, cluster, emulate, (gpus[-1], batch or 0))
         elif len(paths) > 1 or emulate or set_:
             raise usage_error("--emulate, --set and arguments go with a training script")
         else:
-            from daydream.plan.recorded import of_trace
-
-            job = of_trace(TraceRequest((paths[0],)).replay(progress), cluster)
+            job = jobs.of_trace(TraceRequest((paths[0],)).replay(progress), cluster)
         if batch is None:
             batch = job.own.batch if job.own else gpus[-1] * job.limits["micro_batch"][0]
             job.notes.append(f"{counted(batch, 'sample')} a step, as many for each GPU as now.")

@@ -37,6 +37,7 @@ RESERVED = 1.07
 MORE = (2, 4, 8, 16, 32, 64)  # times as many GPUs, or parts of the batch, that advice looks at
 SHOWN = 8  # rows of a table
 NS_PER_HOUR = 3.6e12
+ONLY = "a trace tells of no other, a script of those that --set gives, and tp stays in a node"
 PARALLEL = ("dp", "fsdp", "tp", "pp", "ep", "cp")
 CHOICES: dict[str, Sequence[Any]] = {  # by default, in the order of `Strategy`
     "chunks": [1],
@@ -72,38 +73,6 @@ class Strategy(compose.Strategy):
         switches = ("checkpointing", "offload", "sharded_optimizer")
         parts += [name.replace("_", " ") for name in switches if getattr(self, name)]
         return ", ".join(parts)
-
-
-class Sizes(Record):
-    """What a model can be divided by; 0 where that is not known, which then forbids nothing.
-
-    Attributes:
-        layers: repeated blocks.
-        heads: of attention.
-        experts: of a layer; 0 for none.
-        sequence: tokens of a sample.
-        gpus_per_node: GPUs of a node.
-    """
-
-    layers: int = 0
-    heads: int = 0
-    experts: int = 0
-    sequence: int = 0
-    gpus_per_node: int = 0
-
-    def why_not(self, of: compose.Strategy) -> str | None:
-        """Return why the model cannot be divided like that, None if it can."""
-        reasons = {
-            "tp is larger than a node": of.tp > (self.gpus_per_node or of.tp),
-            "tp does not divide the heads": self.heads % of.tp,
-            "pp does not divide the layers": self.layers % (of.pp * of.chunks),
-            "chunks need stages that divide the micro-batches": of.chunks > 1
-            and (of.pp == 1 or of.micro_batches % of.pp),
-            "ep does not divide the experts": self.experts % of.ep,
-            "ep does not divide the GPUs of a stage": of.world_size // of.pp % of.ep,
-            "cp does not divide the sequence": of.cp > 1 and self.sequence % (2 * of.cp),
-        }
-        return next((why for why, wrong in reasons.items() if wrong), None)
 
 
 class Candidate(Record):
@@ -156,7 +125,7 @@ class Job:
         cluster: the machines.
         pcie: from a GPU to its host and back, GB/s.
         error: by which part what the GPUs do alone may be off.
-        sizes: what the model can be divided by.
+        sequence: tokens of a sample; 0 where that is not known.
         capacity: memory of a GPU, bytes.
         limits: the values of axes that are known.
         own: the script's own settings.
@@ -167,7 +136,7 @@ class Job:
     cluster: Cluster
     pcie: float = 0
     error: float = 0
-    sizes: Sizes = field(default_factory=Sizes)
+    sequence: int = 0
     capacity: int = 0
     limits: Limits = field(default_factory=dict)
     own: Strategy | None = None
@@ -178,8 +147,6 @@ class Job:
 
     def memory_bytes(self, strategy: Strategy) -> int:
         """Return what tensors take on the GPU that needs most. Raises `DaydreamError` where that cannot be."""
-        if why := self.sizes.why_not(strategy):
-            raise NotApplicableError(why)
         return round(max(compose.peaks(self._model(strategy), strategy)))
 
     def predict(self, strategy: Strategy) -> Candidate:
@@ -198,7 +165,7 @@ class Job:
         )
 
     def _model(self, strategy: Strategy) -> Model:
-        model = self.models.get(strategy.shape, "this tp, ep, cp or micro-batch was not looked at")
+        model = self.models.get(strategy.shape, "not looked at: fewer samples at once do not fit")
         if isinstance(model, str):
             raise NotApplicableError(model)
         if not strategy.offload:
@@ -297,7 +264,7 @@ def plan(
     price: float | None = None,
     tokens: float | None = None,
     engine: Any = "local",
-    progress: Any = None,
+    progress: Any = lambda *_: None,
 ) -> Plan:
     """Return the strategies for a job that fit its GPUs, best first.
 
@@ -316,76 +283,69 @@ def plan(
     Raises:
         GraphError: nothing that was asked for can be predicted.
     """
-    for axis, values in (limits or {}).items():
-        if (known_of := job.limits.get(axis)) and not {*values} & {*known_of}:
-            only = ", ".join(map(str, known_of))
-            raise GraphError(
-                f"only {axis} {only} is known: a trace tells of no other, a script of those that --set gives"
-            )
-    limits = {**(limits or {}), **job.limits}
-    found = Plan(by, sorted({*gpus}), batch, capacity or job.capacity, Seen(0, {}))
-    found.notes += job.notes
-    every = [each for number in found.gpus for each in every_strategy(number, batch, limits)]
-    least = min(limits.get("micro_batch", [1]))
+    within = {**(limits or {})}
+    for axis, values in job.limits.items():
+        within[axis] = [each for each in values if each in within.get(axis, values)]
+        if not within[axis]:
+            raise GraphError(f"{axis} can only be {', '.join(map(str, values))}: {ONLY}")
+    numbers = sorted({*gpus})
+    capacity = capacity or job.capacity
+    notes = [*job.notes]
+    every = [each for number in numbers for each in every_strategy(number, batch, within)]
+    job.prepare(every, capacity, engine, partial(progress, "emulating"))
+    sizes, impossible = answers(job.memory_bytes, every)
+    least = min(within.get("micro_batch", [1]))
     few = f"{batch:,} samples, {least} at once, feed at most {batch // least:,} replicas"
-    say = progress or (lambda *_: None)
-    job.prepare(every, found.capacity_bytes, engine, partial(say, "emulating"))
-    impossible = Counter[str]()
-    known = _answers(job.memory_bytes, every, impossible)
-    if not known:
-        limited = "no division of so many GPUs is within the limits"
-        reasons = [*impossible, few] if every else [limited, few]
+    if not sizes:
+        reasons = [*impossible] or ["no division of so many GPUs is within the limits"]
         raise GraphError(
-            f"none of {len(every):,} strategies can be predicted: {'; '.join(reasons[:3])}"
+            f"none of {len(every):,} strategies can be predicted: {'; '.join([*reasons, few][:3])}"
         )
-    for number in sorted({*found.gpus} - {each.world_size for each in known}):
-        found.notes.append(f"Nothing is possible with {number:,} GPUs: {few}.")
-    fits = {each for each in known if needed_bytes(known[each]) <= found.capacity_bytes}
-    if not fits:
-        found.advice = [*_advice(job, found, limits)]
+    none = {*numbers} - {each.world_size for each in sizes}
+    notes += [f"Nothing is possible with {number:,} GPUs: {few}." for number in sorted(none)]
+    fits = {each for each in sizes if needed_bytes(sizes[each]) <= capacity}
     wanted = [
         each
-        for each in known
+        for each in sizes
         if each in fits
         and not {replace(each, checkpointing=False), replace(each, offload=False)} - {each} & fits
     ]
-    predicting = partial(say, "predicting")
-    answers = _answers(job.predict, wanted, impossible, engine, predicting)
-    found.candidates = [*answers.values()]
-    seen = len(every), dict(impossible), len(known) - len(fits), len(fits) - len(wanted)
-    found.seen = Seen(*seen, len(found.candidates))
-    found.candidates.sort(
-        key=lambda each: (each.step_ns * each.paid(by), *each.point, str(each.strategy))
+    known, refused = answers(job.predict, wanted, engine, partial(progress, "predicting"))
+    candidates = sorted(
+        known.values(),
+        key=lambda each: (each.step_ns * each.paid(by), *each.point, str(each.strategy)),
     )
-    if job.own is not None:
-        refused = Counter[str]()
-        found.own = _answers(job.predict, [job.own], refused).get(job.own)
-        found.notes += [
-            f"Your own settings ({job.own}) cannot be predicted: {why}" for why in refused
-        ]
+    too_large = len(sizes) - len(fits)
+    dominated = len(fits) - len(wanted)
+    seen = Seen(len(every), dict(impossible + refused), too_large, dominated, len(known))
+    own = tried(job.predict)(job.own) if job.own else None
+    if isinstance(own, str):
+        notes.append(f"Your own settings ({job.own}) cannot be predicted: {own}")
+        own = None
     front: list[tuple[int, ...]] = []  # than which no other is lower or equal in everything
-    for point in sorted({each.point for each in found.candidates}):
+    for point in sorted({each.point for each in candidates}):
         if not any(all(map(int.__le__, one, point)) for one in front):
             front.append(point)
-    for each in [*found.candidates, *filter(None, [found.own])]:
+    if tokens and not job.sequence:
+        notes.append("The tokens of a sample are not known: no hours and no dollars.")
+    for each in [*candidates, *filter(None, [own])]:
         parts = each.parts_ns
         saves = each.strategy.checkpointing or each.strategy.offload
         each.bound = "memory" if saves else max(parts, key=parts.__getitem__)
         each.lost_to = max(parts, key=lambda part: parts[part] * (part != "compute"))
         each.best_of = each.point in front
-        if tokens is not None and job.sizes.sequence:
-            each.hours = tokens / (batch * job.sizes.sequence) * each.step_ns / NS_PER_HOUR
-            each.dollars = each.hours * price * each.gpus if price is not None else None
-    if tokens is not None and not job.sizes.sequence:
-        found.notes.append("The tokens of a sample are not known: no hours and no dollars.")
-    if len(found.candidates) > 1:
-        found.turn = turn_of(found.candidates[0], found.candidates[1], by)
-    return found
+        if tokens and job.sequence:
+            each.hours = hours = tokens / (batch * job.sequence) * each.step_ns / NS_PER_HOUR
+            each.dollars = price and hours * price * each.gpus
+    turn = turn_of(*candidates[:2], by=by) if len(candidates) > 1 else None
+    advice = [] if fits else [*_advice(job, numbers[-1], batch, capacity, within)]
+    return Plan(by, numbers, batch, capacity, seen, candidates, turn, own, advice, notes)
 
 
 def turn_of(best: Candidate, second: Candidate, by: By = "time") -> Turn | None:
     """Return the part of both steps that need be wrong by the least factor, 10 at most, for the second to win."""
-    here, there = best.paid(by), second.paid(by)
+    here = best.paid(by)
+    there = second.paid(by)
     gap = second.step_ns * there - best.step_ns * here
     turns = []
     for part in sorted({*best.parts_ns, *second.parts_ns}):
@@ -403,19 +363,19 @@ def every_strategy(gpus: int, batch: int, limits: Limits) -> Iterator[Strategy]:
         batch: samples of a step, the same for all.
         limits: the values that an axis may have; of others each divisor, or those of `CHOICES`.
     """
+
+    def allowed(axis: str, values: list[int]) -> list[int]:
+        return [each for each in values if each in limits.get(axis, values)]
+
+    axes = [allowed(axis, divisors(gpus)) for axis in PARALLEL[1:]]
     choices = [limits.get(axis, values) for axis, values in CHOICES.items()]
-    every = divisors(gpus)
-    for fsdp, tp, pp, ep, cp in product(
-        *([each for each in every if each in limits.get(axis, every)] for axis in PARALLEL[1:])
-    ):
+    for fsdp, tp, pp, ep, cp in product(*axes):
         dp, left = divmod(gpus, fsdp * tp * pp * cp)
         samples, odd = divmod(batch, dp * fsdp or 1)
-        if left or odd or dp not in limits.get("dp", [dp]):
+        if left or odd or not allowed("dp", [dp]):
             continue
-        for micro, *switches in product(divisors(samples), *choices):
-            many = samples // micro
-            within = micro in limits.get("micro_batch", [micro])
-            if within and many in limits.get("micro_batches", [many]):
+        for micro, *switches in product(allowed("micro_batch", divisors(samples)), *choices):
+            if allowed("micro_batches", [many := samples // micro]):
                 yield Strategy(dp, fsdp, tp, pp, ep, cp, micro, many, *switches)
 
 
@@ -427,7 +387,7 @@ def divisors(number: int) -> list[int]:
 def tried(ask: Any) -> Any:
     """Return what asks about a strategy and, where there is no answer, says why."""
 
-    def answer(strategy: Strategy) -> Any:
+    def answer(strategy: Any) -> Any:
         try:
             return ask(strategy)
         except DaydreamError as error:
@@ -436,35 +396,29 @@ def tried(ask: Any) -> Any:
     return answer
 
 
-def _answers(
-    ask: Any,
-    strategies: Sequence[Strategy],
-    refused: Counter[str],
-    engine: Any = "local",
-    say: Any = None,
-) -> Any:
-    """Return the answers by strategy; count why there is none to others."""
+def answers(
+    ask: Any, strategies: Sequence[Strategy], engine: Any = "local", say: Any = None
+) -> tuple[dict[Strategy, Any], Counter[str]]:
+    """Return the answers by strategy, and how often there is none, by the reason."""
     found = map_on(engine, tried, ask, strategies, progress=say)
-    refused.update(answer for answer in found if isinstance(answer, str))
-    every = zip(strategies, found, strict=True)
-    return {each: answer for each, answer in every if not isinstance(answer, str)}
+    refused = Counter(answer for answer in found if isinstance(answer, str))
+    both = zip(strategies, found, strict=True)
+    return {each: answer for each, answer in both if not isinstance(answer, str)}, refused
 
 
-def _advice(job: Job, found: Plan, limits: Limits) -> Iterator[Advice]:
+def _advice(job: Job, gpus: int, batch: int, capacity: int, limits: Limits) -> Iterator[Advice]:
     """Yield what needs least and, of each kind of change, the smallest after which a strategy fits."""
-    gpus, batch = found.gpus[-1], found.batch
     free = {axis: values for axis, values in limits.items() if axis not in CHOICES}
-    least: list[tuple[str, int, int, Limits]] = [("the least that any needs", gpus, batch, limits)]
-    for kind in (
-        least,
+    kinds = [
+        [("the least that any needs", gpus, batch, limits)],
         [(f"with {gpus * times:,} GPUs", gpus * times, batch, limits) for times in MORE],
         [(f"with a batch of {batch // times:,}", gpus, batch // times, limits) for times in MORE],
         [("with checkpointing or offload", gpus, batch, free)],
-    ):
+    ]
+    for kind in kinds:
         for change, number, samples, within in kind:
-            some = [*every_strategy(number, max(samples, 1), within)]
-            sized = _answers(job.memory_bytes, some, Counter())
-            best = min(sized, key=lambda each: (sized[each], str(each)), default=None)
-            if best and (kind is least or needed_bytes(sized[best]) <= found.capacity_bytes):
-                yield Advice(change, best, sized[best])
+            sizes, _ = answers(job.memory_bytes, [*every_strategy(number, samples, within)])
+            best = min(sizes, key=lambda each: (sizes[each], str(each)), default=None)
+            if best and (kind is kinds[0] or needed_bytes(sizes[best]) <= capacity):
+                yield Advice(change, best, sizes[best])
                 break

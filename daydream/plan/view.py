@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from daydream.plan.checkpointing import Choice
 from daydream.plan.search import SHOWN, Candidate, Plan, needed_bytes
 from daydream.report.blocks import (
@@ -24,11 +26,10 @@ from daydream.report.blocks import (
 )
 from daydream.text import bytes_text, capacity_text, counted, listed
 
-WIDE, HIGH = 640, 240  # pixels of the drawing
-DRAWING = """<svg viewBox="-5 -25 650 270" role="img" aria-label="memory over step time">
+DRAWING = """<svg viewBox="-5 -25 650 270" overflow="visible" role="img" aria-label="memory over step time">
 <text y="-10" font-size="12" fill="currentColor">memory (up) over step time (right), from 0;
 blue: none needs less of time, memory and GPUs</text>{}</svg>"""
-DOT = '<circle cx="{:.0f}" cy="{:.0f}" r="5" fill="{}"><title>{}: {}, {}</title></circle>'
+DOT = '<circle cx="{:.1%}" cy="{:.1%}" r="5" fill="{}"><title>{}: {}, {}</title></circle>'
 COLUMNS = [
     Column("strategy", width=44, keep="both"),
     Kind.COUNT("GPUs"),
@@ -47,34 +48,15 @@ OF_BLOCKS = [
 
 def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]:
     """Return the best strategy and those that follow; `verbose` all of them, drawn."""
-    shown: list[Block] = []
     gpus = listed([f"{each:,}" for each in found.gpus])
     samples = counted(found.batch, "sample")
     job = f"{gpus} GPUs of {capacity_text(found.capacity_bytes)}, {samples} a step"
+    shown = [*_best(found, job)] if found.candidates else [Headline(f"nothing fits {job}")]
+    for tip in found.advice:
+        needs = bytes_text(needed_bytes(tip.memory_bytes))
+        shown.append(Text(f"{tip.strategy}: {needs}", f"{tip.change}: "))
     rows = [(each, "") for each in found.candidates[: None if verbose else top]]
     rows += [(found.own, "your own: ")] if found.own else []
-    if not found.candidates:
-        shown.append(Headline(f"nothing fits {job}"))
-        for tip in found.advice:
-            said = bytes_text(needed_bytes(tip.memory_bytes))
-            shown.append(Text(f"{tip.strategy}: {said}", f"{tip.change}: "))
-    else:
-        best, *others = found.candidates
-        likely = range_text(best.step_low_ns, best.step_high_ns)
-        head = f"{best.strategy}: {time_text(best.step_ns)} per step (90% interval {likely})"
-        held, needs = map(bytes_text, (best.memory_bytes, needed_bytes(best.memory_bytes)))
-        memory = f"{held} of tensors, {needs} with CUDA's context and the allocator's unused rest"
-        shown += [Headline(head), Text(f"{job}; {memory}", "of ")]
-        if best.hours is not None:
-            price = "" if best.dollars is None else f", {number(best.dollars)} dollars"
-            shown.append(Text(f"{number(best.hours)} hours{price}", "all tokens: "))
-        if turn := found.turn:
-            said = f"{'less' if turn.factor < 1 else 'more'} than {number(turn.factor)} times"
-            wins = f"{others[0].strategy} wins if {turn.part} takes {said} what is predicted"
-            shown.append(Text(wins, "the second: "))
-        if within := sum(each.step_ns <= best.step_high_ns for each in others):
-            said = counted(within, "other strategy", "other strategies")
-            shown.append(Text(said, "within the interval: "))
     if rows:
         table = Table(COLUMNS, [_row(found, *row) for row in rows], name="strategies")
         legend = "N x M: N micro-batches of M samples for each replica"
@@ -82,12 +64,32 @@ def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]
     if verbose and found.candidates:
         shown.append(Drawing("", DRAWING.format("".join(_dots(found)))))
     seen = found.seen
-    why = sorted(seen.impossible.items(), key=lambda one: -one[1])
     parts = [f"{counted(seen.possible, 'strategy', 'strategies')}: {seen.predicted:,} predicted"]
-    parts += [f"{count:,} not possible ({reason})" for reason, count in why]
+    for reason, count in sorted(seen.impossible.items(), key=lambda one: -one[1]):
+        parts.append(f"{count:,} not possible ({reason})")
     parts += [f"{seen.too_large:,} too large", f"{seen.dominated:,} slower for certain"]
     notes = Notes(found.notes, aside=not verbose)
     return [*shown, Text(", ".join(parts), "seen: "), notes]
+
+
+def _best(found: Plan, job: str) -> Iterator[Block]:
+    """Yield what the best takes and needs, and how far it is ahead."""
+    best, *others = found.candidates
+    likely = range_text(best.step_low_ns, best.step_high_ns)
+    yield Headline(f"{best.strategy}: {time_text(best.step_ns)} per step (90% interval {likely})")
+    held = bytes_text(best.memory_bytes)
+    needs = bytes_text(needed_bytes(best.memory_bytes))
+    memory = f"{held} of tensors, {needs} with CUDA's context and the allocator's unused rest"
+    yield Text(f"{job}; {memory}", "of ")
+    if best.hours is not None:
+        price = "" if best.dollars is None else f", {number(best.dollars)} dollars"
+        yield Text(f"{number(best.hours)} hours{price}", "all tokens: ")
+    if turn := found.turn:
+        times = f"{'less' if turn.factor < 1 else 'more'} than {number(turn.factor)} times"
+        wins = f"{others[0].strategy} wins if {turn.part} takes {times} what is predicted"
+        yield Text(wins, "the second: ")
+    if within := sum(each.step_ns <= best.step_high_ns for each in others):
+        yield Text(counted(within, "other strategy", "other strategies"), "within the interval: ")
 
 
 def choice(found: Choice, *, verbose: bool = False) -> list[Block]:
@@ -120,8 +122,8 @@ def _dots(found: Plan) -> list[str]:
     most = max(each.memory_bytes for each in found.candidates)
     return [
         DOT.format(
-            WIDE * each.step_ns / longest,
-            HIGH * (1 - each.memory_bytes / most),
+            each.step_ns / longest,
+            1 - each.memory_bytes / most,
             "#1f6feb" if each.best_of else "#c4cad1",
             each.strategy,
             time_text(each.step_ns),

@@ -243,16 +243,11 @@ def divided(blocks: Sequence[Block], strategy: Strategy) -> list[list[list[Block
     pp, chunks = strategy.pp, strategy.chunks
     layers = [number for number, block in enumerate(blocks) if block.is_layer]
     if not layers or len(layers) % (pp * chunks):
-        raise DaydreamError(
-            f"{len(layers)} layers do not divide into {pp} stages of {chunks} chunks each"
-        )
+        raise DaydreamError("pp does not divide the layers")
     if chunks > 1 and (pp == 1 or strategy.micro_batches % pp):
-        raise DaydreamError(
-            f"the interleaved schedule needs 2 stages or more, and micro-batches ({strategy.micro_batches}) "
-            f"that they divide ({pp})"
-        )
+        raise DaydreamError("chunks need stages that divide the micro-batches")
     if strategy.dp * strategy.fsdp * strategy.tp * strategy.cp % strategy.ep:
-        raise DaydreamError(f"{strategy.ep} ranks of experts do not divide the ranks of a stage")
+        raise DaydreamError("ep does not divide the GPUs of a stage")
     each = len(layers) // (pp * chunks)
     cuts = [0, *(layers[number] for number in range(each, len(layers), each)), len(blocks)]
     parts = [list(blocks[start:end]) for start, end in pairwise(cuts)]

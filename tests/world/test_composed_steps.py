@@ -18,7 +18,7 @@ from daydream.world.compose import (
     compose,
     peaks,
 )
-from validation.strategies import Row, b200_rows, ci_rows, judged, megatron_rows
+from validation.strategies import Row, b200_rows, blocks_of, ci_rows, judged, megatron_rows
 
 LAYER = Block("layer", Pass(1), Pass(2), parameters=10, input_bytes=1, saved_bytes=8, workspace_bytes=3)
 
@@ -161,44 +161,32 @@ def test_more_bandwidth_is_never_slower(strategy):
 
 
 @pytest.mark.parametrize(("layers", "strategy", "words"), [
-    (3, Strategy(pp=2), "3 layers do not divide into 2 stages"),
-    (8, Strategy(pp=2, chunks=2, micro_batches=3), r"micro-batches \(3\) that they divide \(2\)"),
-    (4, Strategy(dp=2, ep=4), "4 ranks of experts do not divide"),
+    (3, Strategy(pp=2), "pp does not divide the layers"),
+    (8, Strategy(pp=2, chunks=2, micro_batches=3), "stages that divide the micro-batches"),
+    (4, Strategy(dp=2, ep=4), "ep does not divide the GPUs"),
 ])  # fmt: skip
 def test_what_does_not_divide_is_refused(layers, strategy, words):
     with pytest.raises(DaydreamError, match=words):
         compose(model(layers), strategy, Free())
 
 
-def test_blocks_of_an_emulated_model():
-    torch = pytest.importorskip("torch", reason="emulation needs torch")
-    nn = torch.nn
-    from daydream.world.emulate import emulated
-    from validation.strategies import recorded_blocks
-
-    class Stack(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).relu()
-            return x.sum()
-
-    with emulated("h100") as gpu:
-        stack = Stack().to("cuda")
-        x = torch.zeros(128, 256, device="cuda")
-        stack(x).backward()
-        layers = ["layers.0", "layers.1"]
-        blocks = recorded_blocks(gpu, stack, lambda: stack(x).backward(), layers, 1000, {})
-    assert [block.name for block in blocks] == ["before", *layers, "after"]
-    assert [block.is_layer for block in blocks] == [False, True, True, False]
-    assert [block.parameters for block in blocks] == [0, 256 * 256, 256 * 256, 0]
-    assert [block.input_bytes for block in blocks][1:3] == [128 * 256 * 4] * 2
-    assert blocks[1].saved_bytes == 128 * 256 * 4  # the result of relu, which is the next one's input
-    assert blocks[1].forward.cpu_ns == 2 * 1000  # product and relu
-    assert blocks[1].backward.gpu_ns > 0
+@pytest.mark.slow  # a process that imports torch
+def test_blocks_of_an_emulated_script():
+    """Layers of Megatron-LM on two ranks: their sums are hidden by products of the weights' gradients."""
+    pytest.importorskip("torch", reason="emulation needs torch")
+    row = Row(
+        "", "", 1, ("--hidden=256", "--heads=8", "--sequence=64", "--vocabulary=512"), (4,), run="vtrain"
+    )
+    row.strategy = search.Strategy(tp=2)
+    first, layer, last = blocks_of(row.shape)
+    assert [block.is_layer for block in (first, layer, last)] == [False, True, False]
+    # Halves of 12 matrices with their biases; norms and the biases behind sums are whole.
+    assert layer.parameters == 12 * 256**2 / 2 + (3 + 4) * 256 / 2 + 6 * 256
+    assert layer.input_bytes == 64 * 256 * 2
+    assert layer.forward.exchanges == (Exchange("tp", "all_reduce", 64 * 256 * 2, 2),)
+    assert all(one.beside_ns > 0 for one in layer.backward.exchanges)
+    assert layer.forward.cpu_ns == 14 * 58_000  # operators with a kernel
+    assert layer.backward.gpu_ns > layer.forward.gpu_ns > 0
 
 
 # How predictions of strategies are judged, and what the tables' names tell
