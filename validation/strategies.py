@@ -292,9 +292,9 @@ def recorded_blocks(
     for at, sent, asked in heard:
         if asked.group in groups:
             group, members = groups[asked.group]
-            size = bytes_of_message(asked.operation, asked.bytes, members)
+            size = bytes_of_message(asked.collective, asked.bytes, members)
             beside = sum(took[at : waits.get(sent, at)])
-            one = Exchange(group, asked.operation, size, 1, beside)
+            one = Exchange(group, asked.collective, size, 1, beside)
             parts.exchanges[ran[max(at - 1, 0)]][one] += 1
     hold(parts, gpu.memory, ran)
     for name, parameter in model.named_parameters():

@@ -23,8 +23,8 @@ from daydream.parallel import map_on
 from daydream.plan.recorded import recorded_model
 from daydream.plan.search import AXES, Job, Sizes, Strategy, needed_bytes, tried
 from daydream.predict.replay import replay
+from daydream.world import NEVER_MADE
 from daydream.world.compose import Model
-from daydream.world.rows import NEVER_MADE
 
 ERROR = 0.15  # of emulated steps
 FEW = 2  # layers that stand for all, where the script takes their number
