@@ -142,6 +142,10 @@ lazy.give(
         "gradient_bytes": ("daydream.model.gradients", "gradient_bytes"),
         "itemsize": ("daydream.costs.workload.operator", "itemsize"),
         "real_change": ("daydream.transforms.real_change", "real_change"),
+        "environment": ("daydream.world", "environment"),
+        "refusal": ("daydream.world", "refusal"),
+        "fake_world": ("daydream.world.script", "make_world"),
+        "emulated": ("daydream.world.emulate_rows", "emulate_script"),
     }
 )
 

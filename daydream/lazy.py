@@ -22,6 +22,10 @@ What lower floors ask of higher ones. The front page gives the functions: no flo
 | `gradient_bytes` | the column `grad_bytes` of tasks | `daydream.model.gradients` |
 | `itemsize` | the column `itemsize` of tasks | `daydream.costs.workload.operator` |
 | `real_change` | the training process of `daydream confirm` | `daydream.transforms.real_change` |
+| `fake_world` | the training process of `daydream collect --world` | `daydream.world.script` |
+| `environment` | what starts that of `--world` | `daydream.world` |
+| `refusal` | the training process of either | `daydream.world` |
+| `emulated` | the training process of `daydream collect --emulate` | `daydream.world.emulate_rows` |
 """
 
 from __future__ import annotations

@@ -28,14 +28,13 @@ import numpy as np
 from msgspec import convert
 
 import daydream
-from daydream import world
 from daydream.collect.live.capture import Captured, ProfilerWindow
 from daydream.costs.devices import find_device
 from daydream.costs.operators import bare_name, operator
 from daydream.predict.basis import STUDENT_90
 from daydream.trace.schema import DEVICE_KINDS
+from daydream.world import cpu, emulate_rows
 from daydream.world import emulate_costs as costs
-from daydream.world import emulate_rows
 from daydream.world.emulate import emulated
 
 HERE = Path(__file__).parent
@@ -68,6 +67,8 @@ SIZES = {  # layers, width, heads, tokens
 }  # fmt: skip
 BATCHES = {"bert": 16, "gpt": 8, "gpt_small": 4, "train_gpt": 8}  # of all others 64
 SETTINGS = {"base": "", "tf32": "tf32", "amp_bf16": "amp"}
+# Ways in which a CPU's time may be shared: ns of an operator, a layer (which takes some Python) and a launch.
+TRIED = np.array([*product([1.0], range(2, 62, 2), np.arange(0.5, 10.0, 0.5))])
 Times = dict[str, tuple[int, int]]  # of an operator: ns of its kernels and copies, and how many these are
 
 
@@ -252,35 +253,42 @@ def recorded(path: Path) -> tuple[Times, int]:
     return times, int(end[-1] - start.min() - np.maximum(start[order][1:] - end[:-1], 0).sum())
 
 
-def cpu_ns(case: Case) -> float:
-    """Return what the CPU takes for a recorded step, where it decides; else 0."""
-    step_ns = case.step_ms * 1e6
-    return step_ns if recorded(case.trace)[1] < IDLE * step_ns else 0.0
+class Cpu(NamedTuple):
+    """What is learned of CPUs: `CPU_NS`, the ranges of `daydream.world.cpu`, what programs take by machine."""
+
+    ns: list[int]
+    several: float
+    own: float
+    times: dict[str, list[float]]
 
 
 @cache
-def counted(case: Case, scratch: Path) -> list[int]:
-    """Return how many operators, layers and kernels an emulated step calls."""
+def launched(case: Case, scratch: Path) -> Any:
+    """Return what the CPU would take for a step by each way that is tried, as the logarithm of a part of the step."""
     trace = clocked(pickle.loads(case.raw(scratch).read_bytes()), case.gpu)
-    return [int(trace.is_kind(kind).sum()) for kind in ("operator", "module", "kernel")]
+    return np.log(case.step_ms * 1e6 / (TRIED @ [*cpu.counted(trace).values()]))
 
 
-def learn_cpu(scratch: Path, left_out: str = "") -> tuple[list[int], float]:
-    """Return what a CPU takes of each of these, ns, and how many times that one of ten takes, or a part of it."""
-    seen = [
-        (case.model, cpu_ns(case), counted(case, scratch))
-        for case in cases()
-        if case.raw(scratch).exists() and not is_of(case.model, left_out) and cpu_ns(case)
+@cache
+def learn_cpu(scratch: Path, left_out: str = "") -> Cpu:
+    """Return what a CPU takes: weights by which programs of a machine differ least, of steps that wait for it."""
+    seen = defaultdict(list)
+    for case in cases():
+        waits = recorded(case.trace)[1] < IDLE * case.step_ms * 1e6
+        if waits and case.raw(scratch).exists() and not is_of(case.model, left_out):
+            seen[case.gpu, case.model.partition("_")[0]].append(launched(case, scratch))
+    off = np.stack([np.mean(each, axis=0) for each in seen.values()], axis=1)
+    machines = np.array([machine for machine, _ in seen])
+    own = off - np.stack([off[:, machines == machine].mean(axis=1) for machine in machines], axis=1)
+    best = np.abs(own).sum(axis=1).argmin()
+    several, apart = off[best] - off[best].mean(), own[best]
+    free = len(seen) - 1, len(seen) - len({*machines})
+    ranges = [
+        float(np.exp(STUDENT_90[number - 1] * (one @ one / number) ** 0.5))
+        for number, one in zip(free, (several, apart), strict=True)
     ]
-    models, took, counts = (np.array(each) for each in zip(*seen, strict=True))
-    weight = np.array([1 / (models == model).sum() for model in models])
-    tried = np.array([*product(range(1000, 6000, 500), range(0, 105_000, 5_000), range(2000, 15_000, 500))])
-    off = np.log(took / (tried @ counts.T))
-    best = (np.abs(off - np.average(off, 1, weight)[:, None]) @ weight + np.abs(off @ weight)).argmin()
-    number = int(weight.sum().round())
-    variance = np.average((off[best] - np.average(off[best], weights=weight)) ** 2, weights=weight)
-    several = STUDENT_90[min(number - 1, len(STUDENT_90)) - 1] * (variance * (1 + 1 / number)) ** 0.5
-    return tried[best].tolist(), float(np.exp(several))
+    times = {one: np.exp(several[machines == one]).tolist() for one in sorted({*machines})}
+    return Cpu((np.exp(off[best].mean()) * TRIED[best]).round(-2).astype(int).tolist(), *ranges, times)
 
 
 def ran(calls: list[Any], gpu: str) -> Times:
@@ -385,12 +393,16 @@ def judged(case: Case, scratch: Path) -> dict[str, Any]:
         before = int(np.array(memory["allocated_bytes"])[within].min()) - raw.held
     if case.peak:
         compare("peak, MiB", (case.peak - before) / 2**20, raw.peak / 2**20)
-    trace = clocked(raw, case.gpu)
-    result = daydream.whatif(trace, "scale", on="gpu", factor=1 + 1e-9)  # a change of nothing
-    low, high = ((at or 0) / 1e6 for at in (result.predicted_low_ns, result.predicted_high_ns))
-    compare("step, ms", case.step_ms, result.replayed_ns / 1e6)
-    row["inside"] = f"{low:.1f} to {high:.1f}" + ("" if low <= case.step_ms <= high else " MISSED")
-    row.update({"outside: error": float("MISSED" in row["inside"]), "high / low: error": high / low})
+    known = learn_cpu(scratch, case.model)
+    own = cpu.own_cpu(known.times[case.gpu], known.own)
+    for title, of_cpu in (("", cpu.some_cpu("typical", known.several)), (" of that CPU", own)):
+        trace = clocked(pickle.loads(case.raw(scratch).read_bytes()), case.gpu, of_cpu)
+        result = daydream.whatif(trace, "scale", on="gpu", factor=1 + 1e-9)  # a change of nothing
+        low, high = ((at or 0) / 1e6 for at in (result.predicted_low_ns, result.predicted_high_ns))
+        compare(f"step{title}, ms", case.step_ms, result.replayed_ns / 1e6)
+        row[f"inside{title}"] = f"{low:.1f} to {high:.1f}"
+        row[f"outside{title}: error"] = float(not low <= case.step_ms <= high)
+        row[f"high / low{title}: error"] = high / low
     shares = []
     for one in (daydream.load(case.trace), trace):
         of_layer, kernels = Counter[str](), one.is_kind("kernel")
@@ -402,12 +414,13 @@ def judged(case: Case, scratch: Path) -> dict[str, Any]:
     return row
 
 
-def clocked(raw: Raw, gpu: str) -> Any:
+def clocked(raw: Raw, gpu: str, of_cpu: Any = None) -> Any:
     """Return the trace of an emulated step, by the tables that count now."""
+    of_cpu = of_cpu or cpu.some_cpu("typical")
     device = find_device(gpu)
     nothing: Any = {"memory": [], "held_bytes": raw.held, "read": 0, "compiled": False, "left_out": {}}
     emulation: Any = SimpleNamespace(device=device, calls=raw.calls, **nothing)
-    (_, begin), (_, end) = emulate_rows.emulate(raw.recording, raw.markers, emulation, "typical")
+    (_, begin), (_, end) = emulate_rows.emulate(raw.recording, raw.markers, emulation, of_cpu)
     return Captured(raw.recording, []).trace(([("step 1", begin, end)], "a step"))
 
 
@@ -424,7 +437,7 @@ def main() -> None:
             emulate(case, case.raw(scratch))
     if options.write:
         TABLE.write_text("".join("\t".join(row) + "\n" for row in learn(scratch)), encoding="utf-8")
-        print("CPU_NS, CPU_RANGE =", learn_cpu(scratch))
+        print(learn_cpu(scratch))
         return
     table = []
     for case in (one for one in cases() if one.raw(scratch).exists()):
@@ -432,9 +445,7 @@ def main() -> None:
             row[0]: convert(row[1:-1], costs.Learned, strict=False) for row in learn(scratch, case.model)[1:]
         }
         costs.learned = lambda rows=rows: rows  # type: ignore[assignment]
-        takes, several = learn_cpu(scratch, case.model)
-        world.CPU_NS.update(zip(world.CPU_NS, takes, strict=True))
-        world.CPUS.update(slow=several, fast=1 / several)
+        cpu.CPU_NS.update(zip(cpu.CPU_NS, learn_cpu(scratch, case.model).ns, strict=True))
         table.append(judged(case, scratch))
         said = (f"{each:+.1%}" if isinstance(each, float) else str(each) for each in table[-1].values())
         print(*said, sep="  ", flush=True)

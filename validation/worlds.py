@@ -197,10 +197,10 @@ def asked(way: str, kind: str, file: Path, what: str) -> dict[str, Any]:
     collectives: list[Any] = []
     messages: list[Any] = []  # when, and what
     for one in ASKED[begin:] if what == "fake" else ():
-        if one.operation not in P2P:
-            collectives.append([one.operation, one.bytes, one.dtype, GROUPS[one.group][0]])
+        if one.collective not in P2P:
+            collectives.append([one.collective, one.bytes, one.dtype, GROUPS[one.group][0]])
         elif one.dtype == "float32":
-            messages.append((len(messages), [one.operation, one.bytes, one.peer]))
+            messages.append((len(messages), [one.collective, one.bytes, one.peer]))
     world = vars(dist.distributed_c10d)["_world"]
     ranks = {name: sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
     for one in recorded()[begin:] if what == "gloo" else ():
@@ -312,14 +312,14 @@ def link(folder: Path, now: dict[str, Any]) -> None:
             return future
 
     def move(asked: process_group.Asked, pairs: Sequence[tuple[Any, Any]]) -> None:
-        ranks, own, message = process_group.GROUPS[asked.group][0], dist.get_rank(), asked.operation in P2P
+        ranks, own, message = process_group.GROUPS[asked.group][0], dist.get_rank(), asked.collective in P2P
         if message:
-            ranks = [own, asked.peer] if asked.operation == "send" else [asked.peer, own]
+            ranks = [own, asked.peer] if asked.collective == "send" else [asked.peer, own]
         if (key := (asked.group, message, *ranks)) not in lines:
             lines[key] = Line(folder / "-".join(map(str, key)), ranks.index(own), len(ranks))
-        size = bytes_of_message(asked.operation, asked.bytes, len(ranks))
+        size = bytes_of_message(asked.collective, asked.bytes, len(ranks))
         together = max(sum(rank // 2 == node for rank in ranks) for node in range(2))
-        took = now["cluster"].time_ns(asked.operation, size, len(ranks), per_node=together)
+        took = now["cluster"].time_ns(asked.collective, size, len(ranks), per_node=together)
         taken.append((lines[key], lines[key].ask(took)))
         own_move(asked, pairs)
 
@@ -434,7 +434,6 @@ def run(what: str, size: int, folder: Path) -> list[dict[str, Any]]:
 def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield a row of the table for each case, and what it says in words."""
     import daydream
-    from daydream.collect.launcher.runner import joined_ranks
     from daydream.trace.trace import Trace
     from daydream.world.stages import joined_stages
 
@@ -473,7 +472,7 @@ def compared(cases: Sequence[Sequence[Any]], folder: Path) -> Iterator[tuple[dic
             took = np.array([rank[title] for rank in ran["linked", size]])  # by rank, run, time and its parts
             first, again = took[0, :, 0].tolist()
             traces = [Trace.load(path) for path in sorted(folder.glob(f"{title} *.parquet"))]
-            trace = traces[0] if len(traces) == 1 else joined_stages(traces, joined_ranks)
+            trace = traces[0] if len(traces) == 1 else joined_stages(traces)
             predicted = daydream.replay(trace, cluster=str(folder / f"{way} {size}.json")).basis_ns / 1e6
             _, cpu, queued = took.mean(1).T.tolist()  # by rank
             row |= {

@@ -11,6 +11,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,7 @@ def collect(
     all_stages: bool = False,
     imbalance: float = 1.0,
     emulate: str | None = None,
-    cpu: str = "typical",
+    cpu: tuple[str, ...] = (),
     no_suggestions: bool = False,
 ) -> int:
     r"""Run a training script, unmodified, and record a few of its steps.
@@ -139,28 +140,21 @@ def collect(
         all_stages: Record a rank of each stage of its pipeline in turn: one trace, joined by their messages.
         imbalance: The tokens that this rank's experts get, as a multiple of the mean.
         emulate (NAME): Run the script without a GPU, and record what this one, such as h100, would run.
-        cpu: What launches its kernels, with --emulate.
+        cpu (CPU): What launches its kernels, with --emulate: slow, typical, fast, or TRACEs of its machine.
         no_suggestions: Do not predict at the end what would speed up the step.
     """
-    from daydream.collect.launcher.runner import Recording, joined_ranks
+    from daydream.collect.launcher.runner import Recording
 
     script.check()
-    fake_world = _world_of(script, world, rank, cluster)
-    if fake_world:
-        fake_world["imbalance"] = imbalance
-    elif all_stages or imbalance != 1:
+    fake_world = None
+    if world is not None:
+        fake_world = _world_of(script, world, rank, cluster, imbalance)
+    elif rank or cluster or all_stages or imbalance != 1:
         raise usage_error(WITH_WORLD)
-    if imbalance < 1:
-        raise usage_error(f"--imbalance is {imbalance:g}; it is 1, balanced, or more")
-    emulated = None
-    if cpu != "typical" and not emulate:
+    if cpu and not emulate:
         raise usage_error("--cpu goes with --emulate")
-    if emulate:
-        from daydream.costs.devices import find_device
-
-        emulated = {"device": find_device(emulate).name, "cpu": cpu}
-        if script.nproc_per_node:
-            raise usage_error("--emulate and --nproc-per-node exclude each other; use --world")
+    if emulate and script.nproc_per_node:
+        raise usage_error("--emulate and --nproc-per-node exclude each other; use --world")
     target = script.target
     stem = target.rpartition(".")[2] if script.module else Path(target).resolve().stem
     path = Path(out.output or f"{stem}.parquet")
@@ -168,13 +162,13 @@ def collect(
     out.check(path)
     recording = Recording(
         steps=steps, warmup=warmup, stop_after=stop_after, with_stack=with_stack, memory=memory,
-        fake_world=fake_world, emulated=emulated,
+        fake_world=fake_world, emulated=_emulated(emulate, cpu) if emulate else None,
     )  # fmt: skip
     record = partial(script.record, force=out.force, own_stdout=out.as_json, kept=not all_stages)
     if all_stages:
         from daydream.world.stages import record_stages
 
-        record = partial(record_stages, record, joined_ranks, force=out.force)
+        record = partial(record_stages, record, force=out.force)
     done = record(path, recording)
     result = {
         "trace": None if done.path is None else str(done.path),
@@ -217,13 +211,9 @@ def collect(
 
 
 def _world_of(
-    script: Script, world: int | None, rank: int, cluster: str | None
-) -> dict[str, Any] | None:
-    """Return the place in a fake world that options ask for, if they do."""
-    if world is None:
-        if rank or cluster:
-            raise usage_error(WITH_WORLD)
-        return None
+    script: Script, world: int, rank: int, cluster: str | None, imbalance: float
+) -> dict[str, Any]:
+    """Return the place in a fake world that options ask for."""
     if script.nproc_per_node:
         raise usage_error("--world and --nproc-per-node exclude each other")
     if not 0 <= rank < world:
@@ -234,7 +224,20 @@ def _world_of(
         from daydream.costs.network.cluster_names import find_cluster
 
         find_cluster(cluster).holding(world)
-    return {"world_size": world, "rank": rank, "cluster": cluster}
+    if imbalance < 1:
+        raise usage_error(f"--imbalance is {imbalance:g}; it is 1, balanced, or more")
+    return {"world_size": world, "rank": rank, "cluster": cluster, "imbalance": imbalance}
+
+
+def _emulated(gpu: str, cpu: Sequence[str]) -> dict[str, Any]:
+    """Return the GPU and the CPU that options ask to emulate."""
+    from daydream.costs.devices import find_device
+    from daydream.world.cpu import find_cpu
+
+    device = find_device(gpu).name
+    with working() as progress:
+        found = find_cpu(cpu, lambda trace: TraceRequest((trace,)).replay(progress))
+    return {"device": device, "cpu": found}
 
 
 def _about(trace: Any, path: Path) -> dict[str, Any]:

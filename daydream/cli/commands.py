@@ -294,7 +294,6 @@ COUNTS = {
     "steps": SOME,
     "warmup": click.IntRange(0),
     "world": SOME,
-    "cpu": click.Choice(["slow", "typical", "fast"]),
 }
 SCRIPT = (
     click.Argument(["target"], metavar="[-m MODULE | SCRIPT]"),

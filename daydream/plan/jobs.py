@@ -38,9 +38,9 @@ from daydream.plan.search import AXES, Job, Limits, Strategy, answers, needed_by
 from daydream.predict.replay import Replay
 from daydream.report.blocks import percent
 from daydream.text import counted
+from daydream.world import NEVER_MADE
 from daydream.world.compose import GROUPS, Exchange, Model, compose
 from daydream.world.parts import Parts
-from daydream.world.rows import NEVER_MADE
 
 OF_TRACE = (
     "From the trace of one GPU with {} a step: tp, ep, cp and other micro-batches are not predicted. Plan "

@@ -207,8 +207,7 @@ class Difference(Record, NotebookFigure, eq=False, kw_only=True):
         """Whether the ranges of both steps have something in common."""
         sides = self.before, self.after  # a step that cannot be predicted has no range
         low = max(side.low_ns or 0 for side in sides)
-        high = min(side.high_ns or -1 for side in sides)
-        return low <= high
+        return low <= min(side.high_ns or -1 for side in sides)
 
     @property
     def new(self) -> list[Change]:

@@ -225,8 +225,7 @@ class GraphDiff:
         What was removed is missed where it was: behind the task before it on its lane.
         """
         parts = affected.errors_ns
-        scale = hypot(*parts) / (sum(parts) or 1)
-        return self.longer_by(scale * self.errors_ns)
+        return self.longer_by(hypot(*parts) / (sum(parts) or 1) * self.errors_ns)
 
     def longer_by(self, more: np.ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""

@@ -64,7 +64,6 @@ from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
 from daydream.trace.recorded_time import whole_recording
 from daydream.trace.schema import OFF_CPU
-from daydream.world import on_other_cpus
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
@@ -130,9 +129,8 @@ class Uncertainty(Struct, frozen=True):
     def ends(self, step_ns: float) -> list[float]:
         """Return the ends of the interval around a step, in ns."""
         *both, waiting = astuple(self)
-        below = hypot(*both, max(-waiting, 0.0))
         above = hypot(*both, max(waiting, 0.0))
-        return [step_ns - below, step_ns + above]
+        return [step_ns - hypot(*both, max(-waiting, 0.0)), step_ns + above]
 
     def whole_ns(self) -> dict[str, int | None]:
         """Return each cause's half-width in whole ns, None where it has no bound."""
@@ -233,8 +231,11 @@ def _set_ranges(comparison: Prediction, diff: GraphDiff) -> None:
     of_the_change = replace(found, rerun=0.0, recording=0.0)
     of_gain = found
     others = [(now_ns, read(comparison), 0) for read in (paced_ns, _lasting_ns, _first_come_ns)]
-    for pair in on_other_cpus(replay.graph, comparison.graph):
-        before_ns, after_ns = (_step_ns(comparison, one) for one in pair)
+    for times in replay.graph.recorded.metadata.get("emulated", {}).get("other_cpus", ()):
+        pair = replay.graph.copy(), comparison.graph.copy()
+        for graph in pair:
+            graph.select(kind="cpu").scale(times, gaps=True)
+        before_ns, after_ns = (_step_ns(comparison, graph) for graph in pair)
         others.append((before_ns, after_ns, 0))
         of_the_change = replace(of_the_change, variation=0.0)
         saved_ns = replay.spread * abs(now_ns - step_ns)
@@ -304,8 +305,7 @@ def _another_run_ns(comparison: Prediction) -> float:
     if cost_of_recording(comparison.replay.graph.recorded) is not None:
         shown = max(scale * cpu - comparison.replay.cpu_share * comparison.replayed_ns, 0.0)
     on_cpu = ANOTHER_RUN["CPU"] * (scale * cpu - shown)
-    on_device = ANOTHER_RUN["device"] * scale * other
-    return hypot(on_cpu, on_device, HIDDEN_CPU * shown)
+    return hypot(on_cpu, ANOTHER_RUN["device"] * scale * other, HIDDEN_CPU * shown)
 
 
 def _variation(comparison: Prediction) -> float:
@@ -359,10 +359,9 @@ def _least_ns(comparison: Prediction, diff: GraphDiff) -> float:
     ns = np.maximum(timeline.end_ns - timeline.start_ns - errors_ns[task], 0) * works
     ns[np.isin(graph.kind[task], [CPU, COLLECTIVE])] = 0
     busiest = np.bincount(graph.lane[task], ns, 1).max() / max(len(steps), 1)
-    off = ANOTHER_RUN["device"]
-    if "emulated" in graph.recorded.metadata:
-        off = comparison.replay.spread
-    return (1 - off) * busiest - comparison.uncertainty.unknown
+    emulated = "emulated" in graph.recorded.metadata
+    off = comparison.replay.spread if emulated else ANOTHER_RUN["device"]
+    return float((1 - off) * busiest - comparison.uncertainty.unknown)
 
 
 def paced_ns(comparison: Prediction) -> int:
@@ -384,8 +383,7 @@ def _outside_ns(comparison: Prediction, settled: SteadyState) -> int:
     path = settled.path()
     cause = codes_of(graph, path.task, path.edge)
     by_workers = graph.named(lambda name: WORKER_LOADER in name, path.task)
-    loads = (cause == PathCause.LOADING.code) & by_workers
-    waits = loads | (cause == PathCause.OUTSIDE.code)
+    waits = (cause == PathCause.LOADING.code) & by_workers | (cause == PathCause.OUTSIDE.code)
     if _untold(graph):
         as_recorded = graph.name[path.task] == graph.recorded["name"][graph.row[path.task]]
         long = (path.ns >= UNTOLD * comparison.replayed_ns) & as_recorded

@@ -54,7 +54,7 @@ NETWORK_ERROR = (
     0.25  # of communication that the step waits for: how far a cluster's model may be off
 )
 # Of an emulated step: kernel times of 28 steps, each model left out of what is learned, are 11% off in the
-# median, and steps that the GPU decides are within 20%. Where the CPU does, see `daydream.world`.
+# median, and steps that the GPU decides are within 20%. Where the CPU does, see `daydream.world.cpu`.
 EMULATION_ERROR = 0.2
 START = "start_ns"  # the kept array of when each task of the plan starts
 MISTAKES = (

@@ -162,10 +162,14 @@ class FakeWorld(Struct):
 
 
 class Emulated(Struct):
-    """The emulated GPU and CPU, how often a value that nobody knew was read, whether the script compiles."""
+    """The emulated GPU and CPU, how often a value that nobody knew was read, whether the script compiles.
+
+    `other_cpus` are how many times as long as this CPU others take that it may be.
+    """
 
     device: str
     cpu: str
+    other_cpus: list[float] = []
     read: Number = 0
     compiled: bool = False
 

@@ -1,7 +1,7 @@
 """Fake worlds: a script runs as one rank of many, whose collectives are recorded and answered at once.
 
-`script` makes the world in the process of the script, `process_group` answers its collectives, `rows` puts them
-into the recording. How long they take is decided when the trace is replayed (`costs.network.networks`).
+`script` makes the world in the process of the script and puts its collectives into the recording, `process_group`
+answers them. How long they take is decided when the trace is replayed (`costs.network.networks`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
+import numpy as np
 
 NO_GPU = (
     "the script asks for a GPU, and this machine has none: add --emulate NAME, such as --emulate h100, or let it "
     "run on the CPU"
 )
+NEVER_MADE = (
+    "the script never called torch.distributed.init_process_group: it ran as one process of one.\n"
+    "Leave --world out, or let it make its process group."
+)
+TEXTS = ("kind", "name", "shapes", "dtype", "collective", "group")  # columns of texts
+NO_RPC = "the script uses torch.distributed.rpc, whose other workers do not exist: leave it out"
 CAUSES = (  # what is in the line that fails or in its error, and what that means here
     (
         r"torch\.cuda\.nccl|_nccl_|libnccl|nccl built",
@@ -55,8 +59,8 @@ class Refused(SystemExit):
         unknown: what the script got no value of, in words.
     """
 
-    why: ClassVar[str | None] = None
-    unknown: ClassVar[str] = ""
+    why: str | None = None
+    unknown: str = ""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"daydream: {text}")
@@ -64,11 +68,23 @@ class Refused(SystemExit):
             Refused.why, self.code = text, 1
 
 
+def refusal() -> str | None:
+    """Return why the script was ended, if it was."""
+    return Refused.why
+
+
+def refuse(text: str) -> NoReturn:
+    """End the script with one line."""
+    raise Refused(text)
+
+
 def explain_errors() -> None:
     """Let the command line say, of an error that ends the script, what it means in a world that does not exist."""
     if Refused.why is not None:
         return  # a world and a GPU
     Refused.why, own = "", sys.excepthook
+    if rpc := sys.modules.get("torch.distributed.rpc"):  # its agents would wait for each other
+        vars(rpc)["init_rpc"] = lambda *_, **__: refuse(NO_RPC)
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         first = f"{kind.__name__}: {error}".partition("\n")[0][:160]
@@ -85,26 +101,20 @@ def explain_errors() -> None:
     sys.excepthook = hook
 
 
-# What launches an emulated GPU's kernels: ns of an operator, of the Python of a layer, of a launch; nine of ten
-# programs take up to so many times that, or that part of it. `validation/emulation.py` learns both from recordings.
-CPU_NS = {"operator": 1_000, "module": 75_000, "launch": 14_500}
-CPU_RANGE = 1.8
-CPUS = {"slow": CPU_RANGE, "typical": 1.0, "fast": 1 / CPU_RANGE}
+def write(recording: Any, written: dict[int, dict[str, Any]]) -> None:
+    """Write values into a `Recording`, by row and column."""
+    for column in {name: 0 for values in written.values() for name in values}:
+        rows = np.array([row for row, values in written.items() if column in values])
+        found = [values[column] for values in written.values() if column in values]
+        if column in TEXTS:
+            recording.set_texts(column, rows, [text or None for text in found])
+        else:
+            recording.set_numbers(column, rows, np.array(found, np.int64))
 
 
-def on_other_cpus(*graphs: Graph) -> Iterator[list[Graph]]:
-    """Yield an emulated step's graphs with each CPU that may be there as well; nothing of a recorded step."""
-    if emulated := graphs[0].recorded.metadata.get("emulated"):
-        cpu = emulated["cpu"]
-        for other in ("slow", "fast") if cpu == "typical" else ("typical",):
-            changed = [graph.copy() for graph in graphs]
-            for graph in changed:
-                graph.select(kind="cpu").scale(CPUS[other] / CPUS[cpu], gaps=True)
-            yield changed
-
-
-def environment(world_size: int, rank: int) -> dict[str, str]:
-    """Return what torchrun would set for a rank of one large machine."""
+def environment(world: dict[str, Any]) -> dict[str, str]:
+    """Return what torchrun would put into the environment of a rank of one large machine."""
+    rank, world_size = world["rank"], world["world_size"]
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)),

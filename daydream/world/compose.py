@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from daydream.errors import DaydreamError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from daydream.costs.network.clusters import Cluster
 
 GROUPS = ("tp", "cp", "ep")  # that the collectives of a block are of
+PARTS = ("compute", "launch", *GROUPS, "fsdp")  # of a pass
 # What the thread takes besides for a block's forward and backward pass with `fsdp`: hooks, copies and
 # collectives, as `optimizations/fsdp.py` has measured them for torch's `fully_shard`.
 SHARDING_NS = (370_000, 475_000)
@@ -209,25 +210,29 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     largest = max(block.input_bytes for block in model.blocks if block.is_layer)
     send_ns = time("pp", "send", largest) if strategy.pp > 1 else 0.0
     done, last_start = _run(passes, strategy, send_ns, synchronous=model.synchronous)
-    ends, parts = [], []
+    ends, every = [], []
     for stage, chunks in enumerate(stages):
-        blocks = [block for chunk in chunks for block in chunk]
-        exposed = _gradients_ns(blocks, model, strategy, time)
+        blocks = [*chain(*chunks)]
+        exposed = 0.0  # all gradients in one, those of experts on their own
+        for group, held, replicas in _shares(blocks, strategy):
+            gradients = held * model.gradient_bytes
+            if strategy.sharded_optimizer:
+                exposed += time(group, "reduce_scatter", gradients, replicas)
+                exposed += time(group, "all_gather", held * model.parameter_bytes, replicas)
+            else:
+                exposed += time(group, "all_reduce", gradients, replicas)
         if strategy.overlap:
             hidden = done[stage] - last_start[stage]
             exposed = max(exposed - hidden, exposed / max(len(blocks), 1))
         update = _updated(blocks, strategy) * model.optimizer_ns
         ends.append(done[stage] + exposed + update)
-        of_stage = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp", "bubble"), 0.0)
-        of_stage["gradients"] = exposed
-        of_stage["optimizer"] = update
-        for chunk in passes[stage]:
-            for *_, of_pass in chunk:
-                for name, value in of_pass.items():
-                    of_stage[name] += value * strategy.micro_batches
-        parts.append(of_stage)
+        parts = dict.fromkeys((*PARTS, "bubble"), 0.0)
+        for *_, of_pass in chain(*passes[stage]):
+            for name, value in of_pass.items():
+                parts[name] += value * strategy.micro_batches
+        every.append({**parts, "gradients": exposed, "optimizer": update})
     step_ns = max(ends)
-    busiest = max(parts, key=lambda of_stage: sum(of_stage.values()))
+    busiest = max(every, key=lambda parts: sum(parts.values()))
     rest = step_ns - sum(busiest.values())
     ahead = min(max(-rest, 0.0), busiest["launch"])  # launches of a pass that the one before hides
     busiest["launch"] -= ahead
@@ -284,7 +289,7 @@ def _chunk(
     blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time, *, backward: bool
 ) -> ChunkPass:
     """Return the forward or the backward pass of blocks that run one after another."""
-    parts = dict.fromkeys(("compute", "launch", *GROUPS, "fsdp"), 0.0)
+    parts = dict.fromkeys(PARTS, 0.0)
     gpu = cpu = least = link = gathered = 0.0
     for block in blocks[::-1] if backward else blocks:
         ran = [block.backward if backward else block.forward]
@@ -313,18 +318,6 @@ def _chunk(
     parts["fsdp"] = busy - gpu
     parts["launch"] = max(least - busy, 0.0)
     return busy, cpu, max(least, busy), parts
-
-
-def _gradients_ns(blocks: Sequence[Block], model: Model, strategy: Strategy, time: Time) -> float:
-    """Return what replicas take to exchange the gradients of a stage, ns: all in one, experts on their own."""
-    total = 0.0
-    for group, held, replicas in _shares(blocks, strategy):
-        if strategy.sharded_optimizer:
-            total += time(group, "reduce_scatter", held * model.gradient_bytes, replicas)
-            total += time(group, "all_gather", held * model.parameter_bytes, replicas)
-        else:
-            total += time(group, "all_reduce", held * model.gradient_bytes, replicas)
-    return total
 
 
 def _shares(blocks: Sequence[Block], strategy: Strategy) -> list[tuple[str, float, int]]:
@@ -465,38 +458,39 @@ def _run(
 
 
 def peaks(model: Model, strategy: Strategy) -> tuple[float, ...]:
-    """Return the peak of each stage, bytes. Raises `DaydreamError` where layers do not divide."""
-    stages = divided(model.blocks, strategy)
-    return tuple(_memory(chunks, stage, model, strategy) for stage, chunks in enumerate(stages))
+    """Return the peak of each stage, bytes: what it keeps of its parameters, and of passes that are under way.
 
-
-def _memory(
-    chunks: Sequence[Sequence[Block]], stage: int, model: Model, strategy: Strategy
-) -> float:
-    """Return the peak of a stage, bytes: what it keeps of its parameters, and of passes that are under way."""
-    blocks = [block for chunk in chunks for block in chunk]
-    held = sum(held for _, held, _ in _shares(blocks, strategy))
-    updated = _updated(blocks, strategy)
-    kept = held * (model.parameter_bytes + model.gradient_bytes) + updated * model.optimizer_bytes
-    if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
-        whole = max(map(_parameters, blocks))
-        kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
-    # Of each chunk, for one micro-batch: between its passes, and in one of them.
-    saved, highest = list[float](), list[float]()
-    for chunk in chunks:
-        own = high = 0.0
-        for block in chunk:
-            again = strategy.checkpointing and block.is_layer
-            own += block.input_bytes if again else block.saved_bytes
-            high = max(high, own + block.workspace_bytes + (block.saved_bytes if again else 0.0))
-        saved.append(own)
-        highest.append(high)
+    Raises `DaydreamError` where layers do not divide.
+    """
+    found = []
     few = min(strategy.micro_batches, (SETTLED + 1) * strategy.pp)
-    now = peak = 0.0
-    for at, one in _order(strategy.pp, strategy.chunks, few):
-        if at == stage:
-            number = one.chunk // strategy.pp
-            now -= saved[number] * one.backward
-            peak = max(peak, now + highest[number])
-            now += saved[number] * (not one.backward)
-    return kept + max(peak, updated * model.update_bytes)
+    order = _order(strategy.pp, strategy.chunks, few)
+    for stage, chunks in enumerate(divided(model.blocks, strategy)):
+        blocks = [*chain(*chunks)]
+        held = sum(held for _, held, _ in _shares(blocks, strategy))
+        updated = _updated(blocks, strategy)
+        kept = held * (model.parameter_bytes + model.gradient_bytes)
+        kept += updated * model.optimizer_bytes
+        if strategy.fsdp > 1:  # two blocks in full: the one that runs, and the next
+            whole = max(map(_parameters, blocks))
+            kept += whole * (2 * model.parameter_bytes + model.gradient_bytes)
+        # Of each chunk, for one micro-batch: between its passes, and in one of them.
+        saved, highest = list[float](), list[float]()
+        for chunk in chunks:
+            own = high = 0.0
+            for block in chunk:
+                again = strategy.checkpointing and block.is_layer
+                own += block.input_bytes if again else block.saved_bytes
+                within = block.workspace_bytes + (block.saved_bytes if again else 0.0)
+                high = max(high, own + within)
+            saved.append(own)
+            highest.append(high)
+        now = peak = 0.0
+        for at, one in order:
+            if at == stage:
+                number = one.chunk // strategy.pp
+                now -= saved[number] * one.backward
+                peak = max(peak, now + highest[number])
+                now += saved[number] * (not one.backward)
+        found.append(kept + max(peak, updated * model.update_bytes))
+    return tuple(found)

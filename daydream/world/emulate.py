@@ -7,10 +7,8 @@ replaced is in `emulate_torch`, what an operator takes on the GPU in `emulate_co
 
 from __future__ import annotations
 
-import atexit
 import re
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -31,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from daydream.costs.devices import Device, find_device
 from daydream.costs.workload.shapes import Argument, Shape
-from daydream.world import Refused, explain_errors
+from daydream.world import Refused
 from daydream.world.emulate_torch import reaching, replace
 
 CPU = torch.device("cpu")
@@ -45,9 +43,6 @@ NEEDS_VALUES = (
     "{} gives follows from them. Leave that line out, or record the script on a GPU."
 )
 OWN_CLASSES = (Tensor, nn.Parameter, FakeTensor)
-
-
-SCRIPT: list[Any] = []  # the emulation that this process's script runs in, and its CPU
 
 
 class Call(Struct):
@@ -106,9 +101,7 @@ class Emulation(TorchDispatchMode):
         self._storages: dict[int, tuple[int, int]] = {}  # bytes and key
         self._keys = 0
         aten = torch.ops.aten
-        self._answers: dict[
-            Any, Callable[..., Any]
-        ] = {  # of operators whose result follows from values
+        self._answers: dict[Any, Any] = {  # of operators whose result follows from values
             **dict.fromkeys((aten.equal.default, aten.allclose.default), lambda *_: True),
             aten._local_scalar_dense.default: self._value,
             aten._pack_padded_sequence.default: self._pack,
@@ -168,20 +161,14 @@ class Emulation(TorchDispatchMode):
             return func(*args, **kwargs)
         tensors = _tensors((args, kwargs))
         if tensors and not any(isinstance(one, FakeTensor) for one in tensors):
-            with (
-                _disable_current_modes()
-            ):  # what the program or a loader gave has values, and is the CPU's
+            with _disable_current_modes():  # the program or a loader gave values: it is the CPU's
                 return func(*args, **kwargs)
         if func in self._answers:
             return self._answers[func](*args)
         return self._called(func, args, kwargs, tensors)
 
     def _called(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[Tensor],
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
         """Call an operator, and note it if it is the emulated GPU's."""
         there = any(map(self.on_gpu, tensors))
@@ -237,13 +224,11 @@ class Emulation(TorchDispatchMode):
 
     def _communicate(self, name: str, args: tuple[Any, ...], results: list[Tensor]) -> None:
         """Let the process group of a functional collective note it, and the wait for it."""
-        name = name.partition("::")[2]
-        if name == "wait_tensor":
-            work = self._works.pop(_key(args[0]), None)
-            if work is not None:
+        if name.endswith("wait_tensor"):
+            if work := self._works.pop(_key(args[0]), None):
                 work.wait()
             return
-        operation = re.sub("_(into_tensor|tensor|single)?(_coalesced)?_?$", "", name)
+        operation = re.sub(".*::|_(into_tensor|tensor|single)?(_coalesced)?_?$", "", name)
         group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
         asked = types.SimpleNamespace(asyncOp=True)
         work = group._answer(operation, _tensors(args), options=asked)
@@ -288,17 +273,18 @@ class Emulation(TorchDispatchMode):
         if number_format == "float32" and backends.allow_tf32:
             number_format = "tf32"
         named = zip((one.name for one in func._schema.arguments), args, strict=False)
-        call = Call(
-            name,
-            [_sizes(one) for one in args],
-            dtypes,
-            [tuple(one.shape) for one in results],
-            copies=self.crossing,
-            nbytes=sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in moved),
-            number_format=number_format,
-            causal=bool({**dict(named), **kwargs}.get("is_causal")),
+        self.calls.append(
+            Call(
+                name,
+                [_sizes(one) for one in args],
+                dtypes,
+                [tuple(one.shape) for one in results],
+                self.crossing,
+                sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in moved),
+                number_format,
+                bool({**dict(named), **kwargs}.get("is_causal")),
+            )
         )
-        self.calls.append(call)
 
     def wait(self, copies: str = "sync") -> None:
         """Note that the CPU waits for the GPU, for a number or for all its work."""
@@ -310,8 +296,7 @@ class Emulation(TorchDispatchMode):
 
     def _value(self, tensor: Tensor) -> bool | int | float:
         """Return a plausible number where the program reads one."""
-        known = self.known.get(_key(tensor))
-        if known is not None:
+        if (known := self.known.get(_key(tensor))) is not None:
             return known
         if (constant := getattr(tensor, "constant", None)) is not None:
             with _disable_current_modes():
@@ -320,7 +305,7 @@ class Emulation(TorchDispatchMode):
             self.read += 1
             self.wait("DtoH")
         if tensor.dtype == torch.bool:
-            return bool(getattr(tensor, "flag", False))
+            return getattr(tensor, "flag", False)
         return 1.0 if tensor.dtype.is_floating_point else 1
 
 
@@ -406,12 +391,3 @@ def observed(gpu: Emulation, function: Callable[[], Any]) -> list[Call]:
     finally:
         gpu.observed = False
     return gpu.calls
-
-
-def emulate_script(device: str, cpu: str) -> None:
-    """Emulate a GPU for the rest of this process."""
-    explain_errors()
-    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-    whole = emulated(device)
-    SCRIPT[:] = whole.__enter__(), cpu
-    atexit.register(whole.__exit__, None, None, None)

@@ -16,9 +16,11 @@ import numpy as np
 from msgspec import convert
 
 from daydream.costs.device.measured_tables import measured_ns
+from daydream.costs.device.roofline import OPERATIONS
 from daydream.costs.devices import Device, find_device
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.operator import shapes_work
+from daydream.costs.workload.shapes import Amount
 from daydream.trace.schema import ITEM_BYTES
 from daydream.world.emulate import Call
 from daydream.world.emulate_torch import HOPPER
@@ -95,9 +97,10 @@ def _row(call: Call) -> Learned:
     keys = [f"{name} {number}", name, f"{family} {number}", family]
     row = next((rows[key] for key in keys if key in rows), rows[""])
     if recurrence := _recurrence(call):
-        # Each layer and time step is a product and its cell; each layer has some more, backward twice as many.
+        # Each layer and time step is a product, what clears or adds up its parts, and its cell; each layer has
+        # some more, backward twice as many. As in a recording of an LSTM.
         layers, steps = recurrence
-        return row._replace(kernels=layers * (2 * steps + 8 * operator(name).flop))
+        return row._replace(kernels=layers * (3 * steps + 8 * operator(name).flop))
     return row
 
 
@@ -114,7 +117,9 @@ def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float
     row = row or _row(call)
     arithmetic, traffic = ideal_ns(call, device)
     arithmetic /= row.of_peak
-    if queries := _queries(call):
+    amount = _amount(call)
+    if amount.family == "attention" and amount.flop and call.number_format.endswith("float16"):
+        queries: Any = call.arguments["backward" in call.name]
         batch, heads, length, width = queries
         products = 10 if "backward" in call.name else 4
         scores = work(call)[0] / (products * width)
@@ -124,15 +129,6 @@ def roofline_ns(call: Call, device: Device, row: Learned | None = None) -> float
         arithmetic += batch * heads * ceil(length / TILE) * A_BLOCK_NS / device.units
     floor = device.floor_ns or FLOOR_NS
     return row.kernels * floor + max(arithmetic, traffic / row.of_bandwidth)
-
-
-def _queries(call: Call) -> tuple[int, ...]:
-    """Return the sizes of queries of a fused attention in 16 bits: batch, heads, length, width; () for others."""
-    if operator(bare_name(call.name)).family != "attention":
-        return ()
-    queries = tuple(call.arguments["backward" in call.name])
-    sixteen = call.number_format.endswith("float16")
-    return queries if sixteen and len(queries) == 4 else ()  # type: ignore[return-value]
 
 
 def ideal_ns(call: Call, device: Device) -> tuple[float, float]:
@@ -150,34 +146,19 @@ def measured_call_ns(call: Call, device: Device) -> float | None:
     Attention was measured causal and forward: without the mask, or backward, it takes as much longer as its
     FLOP and its part of the peak say. Of the three products of experts one takes a third.
     """
-    name = bare_name(call.name)
-    number = call.number_format
-    times = 1.0
-    family = operator(name).family
-    if not device.tables or not call.results or number in ("float32", "tf32"):
+    amount = _amount(call)
+    operation = OPERATIONS.get((amount.family, len(amount.sizes)))
+    if operation is None or call.number_format in ("float32", "tf32"):
         return None
-    result = call.results[0]
-    if family == "matmul":
-        operation, sizes = "gemm", (*result, _inner(call))
-        if name == "_grouped_mm":
-            given: Any = call.arguments
-            left, right = given[:2]
-            grouped = len(result) == 3
-            experts, *matrix = result if grouped else right
-            operation, times = "moe", 1 / 3
-            sizes = (left[grouped], *matrix, 1, experts)
-        elif len(result) != 2:
-            return None
-    elif queries := _queries(call):
-        batch, heads, length, width = queries
-        blocks = ceil(length / TILE)
-        causal = 2 * batch * heads * length**2 * width * (blocks + 1) / blocks
-        operation, sizes = "attention", (batch, length, heads, heads, width)
-        times = work(call)[0] / causal * learned()["attention"].of_peak / _row(call).of_peak
-    else:
-        return None
-    known = _known_ns(device.name, operation, number, sizes)
-    return None if known is None else known * times
+    known = _known_ns(device.name, operation, call.number_format, amount.sizes)
+    if known is None or operation == "gemm":
+        return known
+    if operation == "moe":
+        return known / 3
+    batch, length, heads, _, width = amount.sizes
+    blocks = ceil(length / TILE)
+    causal = 2 * batch * heads * length**2 * width * (blocks + 1) / blocks
+    return known * work(call)[0] / causal * learned()["attention"].of_peak / _row(call).of_peak
 
 
 @cache
@@ -186,23 +167,27 @@ def _known_ns(gpu: str, operation: str, number: str, sizes: tuple[int, ...]) -> 
     return None if found is None else float(found[0][0])
 
 
+def _amount(call: Call) -> Amount:
+    """Return the work of a call as its operator's formula has it; nothing without one."""
+    found = shapes_work(call.name, call.arguments, next(iter(call.results), None))
+    return found or Amount(operator(bare_name(call.name)).family, 0, None)
+
+
 def work(call: Call) -> tuple[int, int]:
     """Return FLOP and bytes of a call."""
-    flop, nbytes = 0, call.nbytes
-    amount = shapes_work(call.name, call.arguments, next(iter(call.results), None))
-    if amount is not None:
-        flop = amount.flop or 0
-        size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
-        if operator(bare_name(call.name)).family in BY_FORMULA:
-            nbytes = amount.nbytes(size) or nbytes
-        if recurrence := _recurrence(call):  # each time step reads the weights of states again
-            held: Any = call.arguments[1]
-            weights = sum(prod(one) for one in held if len(one) > 1) // 2
-            nbytes += (recurrence[1] - 1) * weights * size
-        if call.causal and amount.sizes:
-            # Of its blocks of queries and keys those above the diagonal are left out.
-            blocks = -(-amount.sizes[1] // TILE)
-            flop = flop * (blocks + 1) // (2 * blocks)
+    amount = _amount(call)
+    flop, nbytes = amount.flop or 0, call.nbytes
+    size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
+    if operator(bare_name(call.name)).family in BY_FORMULA:
+        nbytes = amount.nbytes(size) or nbytes
+    if recurrence := _recurrence(call):  # each time step reads the weights of states again
+        held: Any = call.arguments[1]
+        weights = sum(prod(one) for one in held if len(one) > 1) // 2
+        nbytes += (recurrence[1] - 1) * weights * size
+    if call.causal and amount.sizes:
+        # Of its blocks of queries and keys those above the diagonal are left out.
+        blocks = -(-amount.sizes[1] // TILE)
+        flop = flop * (blocks + 1) // (2 * blocks)
     return flop, nbytes
 
 
@@ -211,13 +196,8 @@ def filled(call: Call, device: Device) -> float:
     if operator(bare_name(call.name)).family != "matmul" or not call.results:
         return 1.0
     *batch, rows, columns = (1, 1, *call.results[0])
+    summed = (_amount(call).flop or 0) // max(2 * prod(call.results[0]), 1)
     tiles = prod(batch) * ceil(rows / TILE) * ceil(columns / TILE)
-    tiles *= max(min(_inner(call) // SPLIT, 32), 1)  # libraries split what is summed, too
+    tiles *= max(min(summed // SPLIT, 32), 1)  # libraries split what is summed, too
     waves = -(-tiles // device.units)
     return min(tiles / (waves * device.units), 1.0)
-
-
-def _inner(call: Call) -> int:
-    """Return over how many elements a product sums."""
-    left = call.arguments[1 if bare_name(call.name) == "addmm" else -2]
-    return left[-1] if isinstance(left, tuple) and left else 1

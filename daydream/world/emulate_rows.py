@@ -6,17 +6,22 @@ gets a time of a clock that a CPU model advances, kernels start when they are la
 
 from __future__ import annotations
 
+import atexit
 import json
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from daydream.collect.live.capture import COMPLETIONS
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
-from daydream.world import CPU_NS, CPUS
-from daydream.world.emulate import Call, Emulation
+from daydream.world import explain_errors, write
+from daydream.world.cpu import CPU_NS
+from daydream.world.emulate import Call, Emulation, emulated
 from daydream.world.emulate_costs import kernels_of
 
 CALL = regex(r"^emulated \d+$")
@@ -28,11 +33,22 @@ NOTHING_RAN = (
     "A script for the CPU is recorded as it is: leave --emulate out."
 )
 QUEUE = 1_024  # kernels that are launched and have not begun, at most
-NUMBERS = ("start_ns", "duration_ns", "device", "stream", "correlation", "bytes", "pid", "tid")
 
 
-def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> list[Any]:
-    """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times."""
+def emulate_script(how: dict[str, Any]) -> None:
+    """Emulate a GPU, `device`, with a CPU, `cpu`, for the rest of this process."""
+    explain_errors()
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+    whole = emulated(how["device"])
+    COMPLETIONS.append(partial(emulate, gpu=whole.__enter__(), cpu=how["cpu"]))
+    atexit.register(whole.__exit__, None, None, None)
+
+
+def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, Any]) -> list[Any]:
+    """Turn a recording of fake tensors into one of the emulated GPU; return the markers at their new times.
+
+    `cpu` is one of `daydream.world.cpu`.
+    """
     if not gpu.calls:
         raise DaydreamError(NOTHING_RAN)
     _keep(recording, ~recording.is_kind("blocked"))
@@ -41,15 +57,14 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
     start, lengths = (np.asarray(recording[name], np.int64) for name in ("start_ns", "duration_ns"))
     kinds, names = (recording.texts_of(name, rows) for name in ("kind", "name"))
     called = recording.named(CALL, "annotation")
-    first = int(called.argmax())
-    place = {name: int(recording[name][first]) for name in ("pid", "tid")}
-    clock = _Clock(gpu, {kind: round(ns * CPUS[cpu]) for kind, ns in CPU_NS.items()}, place)
+    place = {name: int(recording[name][called.argmax()]) for name in ("pid", "tid")}
+    clock = _Clock(gpu, {kind: round(ns * cpu["times"]) for kind, ns in CPU_NS.items()}, place)
     # Begins, then ends; of those at one time ends come first, inner ones before outer ones.
     times = np.concatenate([start, start + lengths])
     order = np.lexsort([np.concatenate([rows, -rows]), np.arange(2 * count) < count, times])
     new = np.zeros(2 * count, np.int64)
     around: list[int] = []  # operators that run
-    operator_of: dict[int, Call] = {}
+    written: dict[int, dict[str, Any]] = {}  # values by row and column
     for at in order.tolist():
         row = at % count
         operates = lengths[row] > 0 and kinds[row] == "operator"
@@ -69,16 +84,18 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: str) -> lis
                 else:  # an operator without a range of its own
                     clock.now += clock.cpu["operator"]
             if inner >= 0:
-                operator_of[inner] = gpu.calls[number]
+                written[inner] = _named(gpu.calls[number])
             clock.call(number)
         elif names[row] != MODE:
             clock.now += clock.cpu.get(kinds[row] or "", 0)
         new[at] = new[at + count] = clock.now
     recording.columns["start_ns"] = new[:count]
     recording.columns["duration_ns"] = new[count:] - new[:count]
-    _name(recording, operator_of)
+    _make_room(recording, len(clock.rows))
+    write(recording, {**written, **dict(enumerate(clock.rows, count))})
+    called = np.append(called, np.zeros(len(clock.rows), bool))
     _keep(recording, ~called & ~recording.whose_name(lambda name: name == MODE))
-    _append(recording, clock.rows)
+    vars(recording).pop("threads", None)
     recording.memory = clock.memory()
     _tell(recording, gpu, cpu, clock.measured_ns / max(clock.busy_ns, 1))
     olds, news = times[order], new[order]
@@ -93,19 +110,21 @@ def _keep(recording: Any, kept: np.ndarray) -> None:
     recording.columns = {name: column[kept] for name, column in recording.columns.items()}
 
 
-def _name(recording: Any, operator_of: dict[int, Call]) -> None:
-    """Give operators of the emulated GPU, by their rows, name, sizes and types of what was called."""
-    calls = operator_of.values()
-    texts = {
-        "name": [call.name for call in calls],
-        "shapes": [json.dumps(call.arguments) for call in calls],
-        "dtype": [next(iter(call.dtypes), None) for call in calls],
-    }
-    for column, found in texts.items():
-        recording.set_texts(column, np.array([*operator_of], np.int64), found)
+def _make_room(recording: Any, count: int) -> None:
+    """Add empty rows behind the others."""
+    for name, column in recording.columns.items():
+        null = FIELDS[name].null
+        behind = np.full(count, null, np.min_scalar_type(null))
+        recording.columns[name] = np.concatenate([column, behind])
 
 
-def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
+def _named(call: Call) -> dict[str, Any]:
+    """Return name, sizes and type of a call, by column."""
+    shapes = json.dumps(call.arguments)
+    return {"name": call.name, "shapes": shapes, "dtype": next(iter(call.dtypes), None)}
+
+
+def _tell(recording: Any, gpu: Emulation, cpu: dict[str, Any], measured: float) -> None:
     """Let a recording say that it is emulated, what is not, and which part of its kernels others measured."""
     device = gpu.device
     recording.metadata["devices"] = [
@@ -118,14 +137,15 @@ def _tell(recording: Any, gpu: Emulation, cpu: str, measured: float) -> None:
     ]
     recording.metadata["emulated"] = {
         "device": device.name,
-        "cpu": cpu,
+        "cpu": cpu["cpu"],
+        "other_cpus": cpu["other_cpus"],
         "read": gpu.read,
         "compiled": gpu.compiled,
     }
     recording.note(
         f"Emulated: no {device.name} ran this. Its script ran on tensors without values; kernels take what a "
-        f"model of the GPU says, launches what one of a {cpu} CPU says, Python outside layers and "
-        "loading data take no time. Intervals of steps that wait for it reach from a fast to a slow one."
+        f"model of the GPU says, launches what one of a {cpu['cpu']} CPU says, Python outside layers "
+        "and loading data take no time. Intervals of steps that wait for the CPU cover others that it may be."
     )
     if measured:
         recording.note(
@@ -161,11 +181,10 @@ class _Clock:
             self.measured_ns += kernel.duration_ns * kernel.measured
             self.begun.append(begin)
             row = {"correlation": len(self.begun)}
-            launch = "cudaLaunchKernel"
             on_gpu = {"device": 0, "stream": STREAM, "dtype": next(iter(call.dtypes), None)}
+            launch = "cudaLaunchKernel"
             if kernel.kind == "memcpy":
-                launch = "cudaMemcpyAsync"
-                on_gpu["bytes"] = call.nbytes // 2
+                launch, on_gpu["bytes"] = "cudaMemcpyAsync", call.nbytes // 2
             self.add("runtime", launch, self.now, took, **row, **self.place)
             self.add(kernel.kind, kernel.name, begin, kernel.duration_ns, **row, **on_gpu)
             self.now += took
@@ -199,19 +218,3 @@ class _Clock:
                 **{name: np.full(len(number), one, np.int64) for name, one in same.items()},
             }
         )
-
-
-def _append(recording: Any, rows: list[dict[str, Any]]) -> None:
-    """Add rows of launches and of the GPU behind the others."""
-    before = len(recording)
-    for name, column in recording.columns.items():
-        null = FIELDS[name].null
-        behind = np.full(len(rows), null, np.min_scalar_type(null))
-        recording.columns[name] = np.concatenate([column, behind])
-    there = np.arange(before, before + len(rows))
-    for name in ("kind", "name", "dtype"):
-        recording.set_texts(name, there, [row.get(name) for row in rows])
-    for name in NUMBERS:
-        found = np.array([row.get(name, FIELDS[name].null) for row in rows], np.int64)
-        recording.set_numbers(name, there, found)
-    vars(recording).pop("threads", None)

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,11 @@ NOTHING = (
 def replace(gpu: Emulation, stack: ExitStack) -> None:
     """Replace all of it until the stack is closed."""
     _replace_tensors(gpu, stack)
-    _put(stack, nn.Module, _apply=lambda *args, **named: _apply(gpu, *args, **named))
+    how = {
+        "_apply": functools.partialmethod(_apply, gpu),
+        "compile": lambda *_, **__: _compile(gpu),
+    }
+    _put(stack, nn.Module, **how)
     optimizers = sys.modules["torch.optim.optimizer"]
     listed = optimizers._foreach_supported_types
     _put(stack, optimizers, _foreach_supported_types=[*listed, FakeTensor])
@@ -65,7 +70,7 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
         }
         for mode, name in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru")):
             functions[f"{name}.input"] = functools.partial(_recur, mode)
-            functions[f"{name}.data"] = functools.partial(_recur_packed, mode)
+            functions[f"{name}.data"] = functools.partial(_recur, mode, packed=True)
         for name, function in functions.items():
             key = "Meta" if "cudnn" in name else "CompositeImplicitAutograd"
             library.impl(name, function, key, allow_override=True)
@@ -74,24 +79,23 @@ def replace(gpu: Emulation, stack: ExitStack) -> None:
 
 def _put(stack: ExitStack, owner: Any, **functions: Any) -> None:
     """Set attributes of a module or class until the stack is closed."""
-    for name, function in functions.items():
-        if name in vars(owner):
-            stack.callback(setattr, owner, name, vars(owner)[name])
-        else:
-            stack.callback(delattr, owner, name)
-        setattr(owner, name, function)
+    stack.enter_context(patch.multiple(owner, create=True, **functions))
 
 
 def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
     """Let tensors say where they are, and go where they are sent."""
-    own_device = vars(FakeTensor)["device"].fget
     own_to = Tensor.to
     own_copy = Tensor.__deepcopy__
+    own_device: Any = Tensor.__base__.device.__get__
+    own_fake_device = vars(FakeTensor)["device"].fget
 
-    def device_of(tensor: FakeTensor) -> torch.device:
+    def device_of(tensor: Any) -> Any:
+        """Return the device, of a `DTensor` that of its local part."""
+        if not isinstance(tensor, FakeTensor):
+            local = getattr(tensor, "_local_tensor", None)
+            return own_device(tensor) if local is None else local.device
         if gpu.inside or gpu.fake.in_kernel_invocation:
-            found: torch.device = own_device(tensor)
-            return found
+            return own_fake_device(tensor)
         return GPU if gpu.on_gpu(tensor) else tensor.fake_device
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -124,13 +128,6 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
 
         return made
 
-    def device_of_any(tensor: Tensor) -> torch.device:
-        """Return the device, of a `DTensor` that of its local part."""
-        own = Tensor.__base__.device.__get__
-        local = getattr(tensor, "_local_tensor", None)
-        found: torch.device = own(tensor) if local is None else device_of_any(local)
-        return device_of(tensor) if isinstance(tensor, FakeTensor) else found
-
     def sent(device: str) -> Callable[..., Tensor]:
         return lambda tensor, *_, **__: to(tensor, device)
 
@@ -142,15 +139,13 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
             made = tensor.detach().clone()
             own_type = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor.requires_grad_
             memo[id(tensor)] = own_type(made, tensor.requires_grad)
-        found: Tensor = memo[id(tensor)]
-        return found
+        return memo[id(tensor)]
 
-    def is_of(find: Callable[[Any], torch.device], kind: str) -> property:
-        return property(lambda tensor: find(tensor).type == kind)
+    def is_of(kind: str) -> property:
+        return property(lambda tensor: device_of(tensor).type == kind)
 
-    for of, find in ((FakeTensor, device_of), (Tensor, device_of_any)):
-        kinds = {f"is_{kind}": is_of(find, kind) for kind in ("cuda", "cpu")}
-        _put(stack, of, device=property(find), **kinds)
+    for of in (FakeTensor, Tensor):
+        _put(stack, of, device=property(device_of), is_cuda=is_of("cuda"), is_cpu=is_of("cpu"))
     _put(
         stack,
         Tensor,
@@ -169,7 +164,6 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
         save=functools.partial(_leave_out, gpu, "torch.save wrote nothing"),
         compile=functools.partial(_compile, gpu),
     )
-    _put(stack, nn.Module, compile=lambda *_, **__: _compile(gpu))
 
 
 def _leave_out(gpu: Emulation, what: str, *_: Any, **__: Any) -> bool:
@@ -185,7 +179,7 @@ def _compile(gpu: Emulation, model: Any = None, **_: Any) -> Any:
     return (lambda function: function) if model is None else model
 
 
-def _apply(gpu: Emulation, module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
+def _apply(module: nn.Module, gpu: Emulation, function: Any, recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002
     """Change a module's tensors in place; one that only moves to the GPU stays the tensor that it is."""
     for child in module.children() if recurse else ():
         child._apply(function)
@@ -338,13 +332,11 @@ def _attend(
     elif device.capability >= HOPPER and query.shape[-1] <= 256:
         form = aten._scaled_dot_product_cudnn_attention
         given = None, query.requires_grad
-    found: Tensor = form(query, key, value, *given, dropout, is_causal, scale=scale)[0]
-    return found
+    return form(query, key, value, *given, dropout, is_causal, scale=scale)[0]
 
 
 def _drop(x: Tensor, p: float, train: bool) -> Tensor:  # noqa: FBT001 - torch's own arguments
-    found: Tensor = torch.native_dropout(x, p, train)[0] if train and 0 < p < 1 else x
-    return found
+    return torch.native_dropout(x, p, train)[0] if train and 0 < p < 1 else x
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -357,16 +349,15 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return (x @ turned).add_(bias)
 
 
-def _recur(
-    mode: int,
-    x: Tensor,
-    state: Any,
-    weights: list[Tensor],
-    *how: Any,
-    sizes: Any = (),
-) -> tuple[Tensor, ...]:
-    """Return what a recurrent layer gives, as cuDNN's one operator: its result and the last states."""
-    _, layers, dropout, train, both, batch_first = how
+def _recur(mode: int, x: Tensor, *given: Any, packed: bool = False) -> tuple[Tensor, ...]:
+    """Return what a recurrent layer gives, as cuDNN's one operator: its result and the last states.
+
+    Of packed sequences it is given first how many there are at each time.
+    """
+    sizes: list[int] = []
+    if packed:
+        sizes, given = [*map(int, given[0])], (*given[1:], False)
+    state, weights, _, layers, dropout, train, both, batch_first = given
     hidden, cell = state if mode == LSTM else (state, None)
     width = (hidden if cell is None else cell).shape[2]
     projected = 0 if hidden.shape[2] == width else hidden.shape[2]
@@ -376,11 +367,6 @@ def _recur(
         train, both, sizes, None,
     )  # fmt: skip
     return tuple(found[: 2 if cell is None else 3])
-
-
-def _recur_packed(mode: int, x: Tensor, sizes: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Return the same of packed sequences, `sizes` of which there are at each time."""
-    return _recur(mode, x, *given, False, sizes=[*map(int, sizes)])
 
 
 def reaching(lengths: Any) -> Tensor:

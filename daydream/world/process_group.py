@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Asked(Struct):
     """One collective that the script asked for.
 
     Attributes:
-        operation: `all_reduce`, `all_gather`, `send`, ...
+        collective: `all_reduce`, `all_gather`, `send`, ...
         bytes: that this rank puts in; of a `recv` and a `scatter` that it gets.
         elements: likewise.
         dtype: of the elements: `float32`.
@@ -38,7 +39,7 @@ class Asked(Struct):
         asynchronous: whether the script goes on without a wait.
     """
 
-    operation: str
+    collective: str
     bytes: int
     elements: int
     dtype: str
@@ -99,32 +100,6 @@ class Done(dist.Work):
 
     def _source_rank(self) -> int:
         return self._source
-
-
-def _asks(operation: str) -> Callable[..., Done]:
-    """Return a method of a group that leaves tensors as they are."""
-
-    def ask(group: FakeGroup, tensors: list[Tensor], options: Any = None) -> Done:
-        return group._answer(operation, tensors, options=options)
-
-    return ask
-
-
-def _moves(operation: str, pairs_of: Callable[..., Any]) -> Callable[..., Done]:
-    """Return a method of a group, which gets outputs and inputs, one or a list.
-
-    `pairs_of` gives, of the group, an output and its input, which tensors become a copy of which.
-    """
-
-    def ask(group: FakeGroup, outputs: Any, put_in: Any, options: Any = None) -> Done:
-        if isinstance(outputs, Tensor):
-            outputs, put_in = [outputs], [put_in]
-        both = zip(outputs, put_in, strict=False)  # who is not the root has an end alone
-        pairs = [pair for to, of in both for pair in pairs_of(group, to, of)]
-        noted = tree_leaves(outputs if operation == "scatter" else put_in)
-        return group._answer(operation, noted, pairs, options=options, result=outputs)
-
-    return ask
 
 
 def _copies(group: FakeGroup, to: Any, of: Tensor) -> list[Any]:
@@ -198,9 +173,9 @@ class FakeGroup(dist.ProcessGroup):
         self,
         operation: str,
         put_in: Sequence[Tensor],
+        options: Any = None,
         pairs: Sequence[tuple[Tensor, Tensor]] = (),
         *,
-        options: Any = None,
         peer: int = -1,
         result: Any = None,
     ) -> Done:
@@ -227,20 +202,41 @@ class FakeGroup(dist.ProcessGroup):
             move(asked, pairs)
         return Done(number, result if result is not None else list(put_in), peer)
 
-    allreduce = allreduce_coalesced = _asks("all_reduce")
-    broadcast = _asks("broadcast")
-    reduce = _asks("reduce")
-    allgather = all_gather_single_coalesced = _moves("all_gather", _copies)
+    def _moved(
+        self,
+        operation: str,
+        pairs_of: Callable[..., Any],
+        outputs: Any,
+        put_in: Any,
+        options: Any = None,
+    ) -> Done:
+        """Answer a collective of outputs and inputs, one or a list.
+
+        `pairs_of` gives, of the group, an output and its input, which tensors become a copy of which.
+        """
+        if isinstance(outputs, Tensor):
+            outputs, put_in = [outputs], [put_in]
+        both = zip(outputs, put_in, strict=False)  # who is not the root has an end alone
+        pairs = [pair for to, of in both for pair in pairs_of(self, to, of)]
+        noted = tree_leaves(outputs if operation == "scatter" else put_in)
+        return self._answer(operation, noted, options, pairs, result=outputs)
+
+    allreduce = allreduce_coalesced = partialmethod(_answer, "all_reduce")
+    broadcast = partialmethod(_answer, "broadcast")
+    reduce = partialmethod(_answer, "reduce")
+    allgather = all_gather_single_coalesced = partialmethod(_moved, "all_gather", _copies)
     all_gather_single = _allgather_base = allgather_into_tensor_coalesced = allgather
-    reduce_scatter = reduce_scatter_single_coalesced = _moves("reduce_scatter", _part)
+    reduce_scatter = reduce_scatter_single_coalesced = partialmethod(
+        _moved, "reduce_scatter", _part
+    )
     reduce_scatter_single = _reduce_scatter_base = reduce_scatter_tensor_coalesced = reduce_scatter
-    alltoall = _moves("all_to_all", _back)
-    gather = _moves("gather", _copies)
-    scatter = _moves("scatter", _part)
+    alltoall = partialmethod(_moved, "all_to_all", _back)
+    gather = partialmethod(_moved, "gather", _copies)
+    scatter = partialmethod(_moved, "scatter", _part)
 
     def barrier(self, opts: Any = None) -> Done:
         """Go on."""
-        return self._answer("barrier", [], options=opts)
+        return self._answer("barrier", [], opts)
 
     def all_to_all_single(
         self, output: Tensor, put_in: Tensor, _: Any, sizes: list[int], options: Any = None
@@ -252,21 +248,19 @@ class FakeGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> Done:
+    def send(self, tensors: list[Tensor], to: int, _: int) -> Done:
         """Send nothing."""
-        del tag
         if tensors[0].numel() == 1:
             self._sent = int(tensors[0])
         return self._answer("send", tensors, peer=to)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Done:
+    def recv(self, tensors: list[Tensor], source: int, _: int) -> Done:
         """Receive zeros; of one whole number what this rank sent last, or one: stages of a pipeline vote so."""
-        del tag
         pairs = []
         for to in tensors:
             vote = to.numel() == 1 and not to.is_floating_point()
             pairs.append((to, to.new_full((), self._sent if vote else 0)))
-        return self._answer("recv", tensors, pairs, peer=source)
+        return self._answer("recv", tensors, None, pairs, peer=source)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Done:
         """Receive from the next rank."""

@@ -9,16 +9,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
+import numpy as np
 import torch
+from msgspec.structs import asdict
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from daydream.world import NO_GPU, Refused, explain_errors
-from daydream.world.process_group import GROUPS, FakeGroup
+from daydream.collect.live.capture import COMPLETIONS
+from daydream.errors import DaydreamError
+from daydream.lazy import regex
+from daydream.world import NEVER_MADE, NO_GPU, Refused, explain_errors, refuse, write
+from daydream.world.process_group import ASKED, GROUPS, FakeGroup
 
 BACKEND = "fake_world"
+RANGE = regex(r"^fake:\w+ \d+$")
 UNKNOWN_OBJECTS = (
     "the script receives Python objects from a rank that does not exist. Stages of a pipeline need none of them "
     "where each PipelineStage is given input_args and output_args, or --all-stages records the stage before first"
@@ -36,6 +42,7 @@ def make_world(world: dict[str, Any]) -> None:
     `stages` is a folder in which stages that are recorded in turn leave what the next one gets, if there is one.
     """
     explain_errors()
+    COMPLETIONS.append(note_collectives)
     WORLD.update(world)
     folder = WORLD.pop("stages", None)
     stages = folder and Path(folder)
@@ -213,6 +220,39 @@ def from_stage(folder: Path | None, objects: list[Any], *_: Any, **__: Any) -> N
     objects[0] = kinds._StageForwardMeta(tuple(metas))
 
 
-def refuse(text: str) -> NoReturn:
-    """End the script with one line."""
-    raise Refused(text)
+def note_collectives(recording: Any, markers: list[Any]) -> list[Any]:
+    """Give a `Recording` what the process group noted of its collectives, and its groups; return its markers.
+
+    A collective and the wait for it have the number of the collective in common, in the column `correlation`.
+    Raises `DaydreamError` where the script made no process group.
+    """
+    if not GROUPS:
+        raise DaydreamError(NEVER_MADE)
+    written = {}
+    rows = np.flatnonzero(recording.named(RANGE, "annotation"))
+    for row, text in zip(rows.tolist(), recording.texts_of("name", rows), strict=True):
+        name, number = str(text).split()
+        asked = {} if name == "fake:wait" else asdict(ASKED[int(number)])
+        written[row] = {"name": name, "correlation": int(number), **asked}
+    write(recording, written)
+    recording.metadata["groups"] = [
+        {
+            "name": name,
+            "ranks": ranks,  # torch calls a group undefined that the script did not describe
+            "description": description.replace("undefined", f"group_{name}_of_{len(ranks)}_ranks"),
+        }
+        for name, (ranks, description) in GROUPS.items()
+    ]
+    recording.metadata["fake_world"] = dict(WORLD)
+    recording.note(
+        f"Recorded as rank {WORLD['rank']} of {WORLD['world_size']:,} in a fake world: collectives "
+        "took no time and gave this rank's own values; what other ranks do is not known, and nobody comes late."
+    )
+    used = {BACKENDS.get(one["group"], BACKENDS["0"]) for one in written.values() if "group" in one}
+    if len(used) > 1:
+        recording.note(
+            f"Collectives of {' and '.join(sorted(used))} are timed alike, on the network of the cluster."
+        )
+    if (busier := WORLD.get("imbalance", 1)) > 1:
+        recording.note(f"This rank's experts get {busier:g} times the mean.")
+    return markers

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from daydream.collect.launcher.runner import joined_ranks
 from daydream.errors import DaydreamError
 from daydream.files.atomic import own_folder
 from daydream.trace.trace import Trace
 
-Join = Callable[[list[Trace]], Trace]
 NO_MESSAGES = (
     "rank {} exchanges no messages with another rank: the script has no pipeline whose stages could be recorded.\n"
     "Leave --all-stages out."
@@ -19,13 +19,12 @@ NO_MESSAGES = (
 
 
 def record_stages(
-    record: Callable[[Path, Any], Any], join: Join, path: Path, recording: Any, *, force: bool
+    record: Callable[[Path, Any], Any], path: Path, recording: Any, *, force: bool
 ) -> Any:
     """Record a rank of each stage, and write one trace; return what came of the last recording.
 
     Args:
         record: records a rank into a file, and returns a `Collected`.
-        join: makes one trace of several ranks' ones.
         path: where the trace goes.
         recording: the `Recording` of the first rank.
         force: write over a file that is there.
@@ -43,7 +42,7 @@ def record_stages(
                 return done
             traces.append(Trace.load(done.path))
             ranks = ranks[1:] if len(traces) > 1 else stages_of(traces[0])
-        joined_stages(traces, join).save(path, force=force)
+        joined_stages(traces).save(path, force=force)
     return replace(done, path=path)
 
 
@@ -58,12 +57,12 @@ def stages_of(trace: Trace) -> list[int]:
     return [rank for rank in ranks if rank != world["rank"]]
 
 
-def joined_stages(traces: list[Trace], join: Join) -> Trace:
+def joined_stages(traces: list[Trace]) -> Trace:
     """Return one trace of several ranks of a fake world, whose first steps begin at one time."""
     for trace in traces:
         trace.metadata["rank"] = trace.metadata["fake_world"]["rank"]
         trace.metadata["origin_ns"] = -min(step["start_ns"] for step in trace.metadata["steps"])
-    joined = join(traces)
+    joined = joined_ranks(traces)
     joined.metadata["notes"].append(
         "Stages were recorded one after the other and are joined by their messages; other collectives are those "
         "of each rank alone."

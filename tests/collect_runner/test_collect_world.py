@@ -69,7 +69,7 @@ dist.monitored_barrier()
 from torch.distributed._functional_collectives import all_reduce
 found["functional"] = (all_reduce(torch.ones(2), "sum", group) + 1).tolist()
 found["asked"] = [
-    [one.operation, one.bytes, one.dtype, one.group, one.peer, one.asynchronous] for one in ASKED
+    [one.collective, one.bytes, one.dtype, one.group, one.peer, one.asynchronous] for one in ASKED
 ]
 print(json.dumps(found))
 """

@@ -8,7 +8,6 @@ from small_traces import launched, note, op, trace
 
 import daydream
 from daydream import build
-from daydream.collect.launcher.runner import joined_ranks
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
@@ -209,7 +208,7 @@ def test_a_stage_goes_on_when_what_the_one_before_it_sends_is_there(cluster):
     assert step_us(second) == pytest.approx(MOVED + 60)
     assert stages_of(first) == [1]
 
-    replay = daydream.replay(joined_stages([first, second], joined_ranks))
+    replay = daydream.replay(joined_stages([first, second]))
     assert replay.error == 0  # the recorded steps are those of each rank alone
     assert replay.basis_ns == 100_000  # rank 1 waits for rank 0
 
@@ -222,6 +221,4 @@ def test_a_stage_goes_on_when_what_the_one_before_it_sends_is_there(cluster):
 
 def test_stages_of_other_numbers_of_steps_are_refused(cluster):
     with pytest.raises(GraphError, match="rank 0 sends 3 messages to rank 1, which receives 4"):
-        daydream.replay(
-            joined_stages([stage(cluster, 0, 100, messages=3), stage(cluster, 1, 60)], joined_ranks)
-        )
+        daydream.replay(joined_stages([stage(cluster, 0, 100, messages=3), stage(cluster, 1, 60)]))

@@ -31,8 +31,8 @@ from daydream.plan.search import (
 from daydream.report.blocks import view
 from daydream.report.page import page
 from daydream.report.text import lines
+from daydream.world import NEVER_MADE
 from daydream.world.compose import Block, Model, Pass, compose
-from daydream.world.rows import NEVER_MADE
 
 PLAIN = {"checkpointing": [False], "offload": [False], "ep": [1]}
 H200 = Path(__file__).parents[2] / "examples" / "train_gpt_h200.parquet"

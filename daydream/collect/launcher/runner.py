@@ -33,10 +33,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from daydream import lazy
 from daydream.errors import OutputError
 from daydream.files.atomic import own_folder, try_folder_of, write_whole
 from daydream.text import counted
-from daydream.world import environment
 
 if TYPE_CHECKING:
     from daydream.trace.trace import Trace
@@ -207,7 +207,7 @@ class Recording:
     `change` (names, options, rounds, steps of a block) is then made for real, in turns with
     unchanged steps. `with_stack` records which function of the script called what, `memory` its allocations
     and frees. `fake_world` is the world in which it runs as one rank: `world_size`, `rank`, `cluster`;
-    `emulated` the GPU and the CPU that are emulated: `device`, `cpu`.
+    `emulated` what is emulated: `device`, and `cpu` as `daydream.world.cpu` has it.
     """
 
     steps: int = 3
@@ -217,7 +217,7 @@ class Recording:
     with_stack: bool = False
     memory: bool = True
     fake_world: dict[str, Any] | None = None
-    emulated: dict[str, str] | None = None
+    emulated: dict[str, Any] | None = None
 
 
 @dataclass
@@ -279,7 +279,7 @@ class _Run:
         self._say = say
         self._kept = kept
         world = recording.fake_world
-        self._world = environment(world["world_size"], world["rank"]) if world else {}
+        self._world = lazy.ask("environment", world) if world else {}
         self._result_waits = recording.change is not None and not recording.stop_after
         self._messages = messages(folder)
         self._root = 0  # the process that we started
@@ -370,8 +370,7 @@ class _Run:
         """Say what is new; of a long count the first lines, and then one now and then."""
         if text == self._said:
             return
-        shape = re.sub(r"\d+", "0", text)
-        alike = shape == re.sub(r"\d+", "0", self._said)
+        alike = re.sub(r"\d+", "0", text) == re.sub(r"\d+", "0", self._said)
         self._said = text
         self._alike = self._alike + 1 if alike else 0
         now = time.monotonic()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace
-from daydream.world.rows import emulated_rows, note_collectives
+
+# Worlds and GPUs that do not exist add here what completes a recording: from it and its markers, the markers.
+COMPLETIONS: list[Callable[[Recording, list[Any]], list[Any]]] = []
 
 
 def held_before() -> dict[str, dict[str, Any]]:
@@ -505,9 +507,8 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
     with own_folder("daydream-profile") as folder:
         file = folder / "profile.json"
         if not write_profile(profiler, file):
-            nothing = {
-                name: np.zeros(0, np.int64) for name in ("start_ns", "duration_ns", "kind", "name")
-            }
+            columns = "start_ns", "duration_ns", "kind", "name"
+            nothing = dict.fromkeys(columns, np.zeros(0, np.int64))
             return Captured(Recording(nothing, {}, {"notes": []}), [])
         try:
             recording, markers, seen = read_profile(file, layers, hooks.cpu_times.looks)
@@ -516,8 +517,8 @@ def captured(profiler: Any, hooks: LayerHooks, optimizers: list[Any], *, memory:
                 f"cannot write what the profiler recorded to {folder.parent}; is the disk full? ({error})"
             ) from None
     recording.metadata.update(metadata)
-    note_collectives(recording)
-    markers = emulated_rows(recording, markers)
+    for complete in COMPLETIONS:
+        markers = complete(recording, markers)
     if len(set(recording["forward_thread"].tolist()) - {UNKNOWN, 0}) > 1:
         recording.metadata[AUTOGRAD_THREADS] = autograd_threads(profiler)
     modules = frozenset(paths.of_module.values())

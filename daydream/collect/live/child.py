@@ -36,7 +36,6 @@ from daydream.collect.live.run_metadata import rank_and_world
 from daydream.collect.live.step_hooks import INTERRUPTED
 from daydream.collect.live.torch_compiler import watch_compiler
 from daydream.errors import DaydreamError
-from daydream.world import Refused
 
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai"}
 LAUNCHING_MODULES = (
@@ -101,7 +100,11 @@ def start(folder: str) -> None:
     if is_launcher(sys.orig_argv):
         os.environ.pop(OWNER, None)
     settings = json.loads(Path(folder, SETTINGS).read_text())
-    Child(Path(folder), settings).attach()
+    child = Child(Path(folder), settings)
+    for hook in "fake_world", "emulated":
+        if settings.get(hook):
+            lazy.ask(hook, settings[hook])
+    child.attach()
 
 
 class Child:
@@ -113,8 +116,6 @@ class Child:
         self._folder = folder
         self._name = str(settings["name"])
         self._stop_after = bool(settings["stop_after"])
-        self._fake_world = settings.get("fake_world")
-        self._emulated = settings.get("emulated")
         self._pid = os.getpid()
         self._ended = False
         self._place = rank_and_world()
@@ -128,20 +129,12 @@ class Child:
             on_holding=self._termination.switch,
             alternate=_alternate(settings.get("change")),
             with_stack=bool(settings.get("with_stack")),
-            unprofiled=0 if self._emulated else UNPROFILED,
+            unprofiled=0 if settings.get("emulated") else UNPROFILED,
             memory=bool(settings.get("memory", True)),
         )
 
     def attach(self) -> None:
         """Begin, and arrange for the end."""
-        if self._fake_world:
-            from daydream.world.script import make_world
-
-            make_world(self._fake_world)
-        if self._emulated:
-            from daydream.world.emulate import emulate_script
-
-            emulate_script(**self._emulated)
         self.session.install()
         tell(self._folder, what="began")
         watch_compiler(lambda on: tell(self._folder, what="compiling", on=on))
@@ -166,7 +159,7 @@ class Child:
             failed = f"collecting failed in process {self._pid}:\n{traceback.format_exc()}"
         self._locate()
         rank, world = self._place
-        failed = Refused.why or failed
+        failed = lazy.ask("refusal") or failed
         if not tell(self._folder, what="ended", failed=failed, rank=rank, world=world) and failed:
             sys.stderr.write(f"daydream: {failed}\n")
         if interrupted:
@@ -179,11 +172,9 @@ class Child:
 
     def _locate(self) -> None:
         """Learn the rank while it is known: scripts take their process group down before they end."""
-        rank, world = rank_and_world()
-        self._place = (
-            self._place[0] if rank is None else rank,
-            self._place[1] if world is None else world,
-        )
+        now = zip(self._place, rank_and_world(), strict=True)
+        rank, world = (before if found is None else found for before, found in now)
+        self._place = rank, world
 
     def _path(self) -> Path:
         path = trace_path(self._folder, self._pid, self._name)

@@ -208,8 +208,7 @@ class Updates:
         return changed
 
     def _look(self) -> list[int]:
-        tensors = [one() for one in self._watched]
-        return [-1 if one is None else version(one) for one in tensors]
+        return [-1 if (one := each()) is None else version(one) for each in self._watched]
 
 
 def version(tensor: Any) -> int:
@@ -344,8 +343,7 @@ class StepSequence:
         if self._updates is None:
             return True
         self._passes += 1
-        updated = self._updates.since_last()
-        return updated or not self._updates.seen
+        return self._updates.since_last() or not self._updates.seen
 
     def add(self, which: int, *, skipped: bool = False) -> bool:
         """Take a marker in. Returns whether it may end a step."""

@@ -242,6 +242,7 @@ def grouped(call: Call) -> Amount | None:
     if len(left) == len(right) == 2:  # the sum is cut into groups, each with a result of its own
         ends = [shape for shape in others if len(shape) == 1]
         groups = ends[-1][0] if ends else 1
+        sizes = (k, m, n, 1, groups)
     moved = prod(left) + prod(right) + groups * m * n
     return Amount("matmul", 2 * m * k * n, moved, sizes=sizes)
 
