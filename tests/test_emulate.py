@@ -1,12 +1,8 @@
 """A GPU that does not exist: what runs on it, what it holds, what its kernels take."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +13,20 @@ from daydream.errors import NotApplicableError
 from daydream.trace.recorded_time import made_up
 from daydream.trace.trace import Trace
 
-torch: Any = pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils import rnn  # noqa: E402
+
+from daydream.world import emulate_costs  # noqa: E402
+from daydream.world.emulate import WORKSPACE, Call, emulated, observed  # noqa: E402
+from daydream.world.emulate_costs import Learned, kernels_of, roofline_ns, work  # noqa: E402
 
 
-def of_name(calls: list[Any], name: str) -> list[Any]:
+def of_name(calls, name):
     return [call for call in calls if call.name == f"aten::{name}"]
 
 
-def test_a_layer_is_noted_with_its_products_and_its_memory() -> None:
-    from daydream.world.emulate import WORKSPACE, emulated, observed
-
+def test_a_layer_is_noted_with_its_products_and_its_memory():
     with emulated("h100") as gpu:
         layer = torch.nn.Linear(1024, 4096).to("cuda")
         x = torch.randn(256, 1024, device="cuda")
@@ -42,13 +42,11 @@ def test_a_layer_is_noted_with_its_products_and_its_memory() -> None:
     assert sorted(gradient.results[0]) == [1024, 4096]
 
 
-def test_autocast_and_attention_are_those_of_cuda() -> None:
-    from daydream.world.emulate import emulated, observed
-
+def test_autocast_and_attention_are_those_of_cuda():
     with emulated("h100") as gpu:
         x = torch.randn(2, 4, 64, 64, device="cuda")
 
-        def step() -> None:
+        def step():
             with torch.autocast("cuda", torch.bfloat16):
                 heads = (x @ x).softmax(-1).bfloat16()
                 torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
@@ -60,10 +58,8 @@ def test_autocast_and_attention_are_those_of_cuda() -> None:
     assert of_name(calls, "_scaled_dot_product_cudnn_attention")
 
 
-def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it() -> None:
-    from daydream.world.emulate import emulated, observed
-
-    def step() -> None:
+def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it():
+    def step():
         with torch.autocast("cuda", torch.bfloat16):
             torch.nn.functional.cross_entropy(scores.bfloat16(), targets)
 
@@ -74,9 +70,7 @@ def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it() -> None:
     assert of_name(calls, "nll_loss_forward")[0].dtypes[0] == "float32"
 
 
-def test_a_number_that_nobody_knows_is_plausible_and_counted() -> None:
-    from daydream.world.emulate import emulated
-
+def test_a_number_that_nobody_knows_is_plausible_and_counted():
     with emulated("h100") as gpu:
         loss = torch.randn(8, device="cuda").sum()
         assert loss.item() == 1.0
@@ -85,10 +79,7 @@ def test_a_number_that_nobody_knows_is_plausible_and_counted() -> None:
         assert gpu.read == 3
 
 
-def test_a_product_takes_its_flop_at_a_part_of_the_peak() -> None:
-    from daydream.world.emulate import Call
-    from daydream.world.emulate_costs import Learned, roofline_ns
-
+def test_a_product_takes_its_flop_at_a_part_of_the_peak():
     rows, inner, columns = 132 * 128, 4096, 1024  # tiles of 128 x 128 in whole waves of 132 units
     product = Call(
         "aten::mm",
@@ -103,11 +94,8 @@ def test_a_product_takes_its_flop_at_a_part_of_the_peak() -> None:
     assert roofline_ns(product, find_device("h100"), half) == pytest.approx(expected)
 
 
-def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal() -> None:
-    from daydream.world.emulate import emulated, observed
-    from daydream.world.emulate_costs import work
-
-    def step(causal: bool) -> int:
+def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal():
+    def step(causal):
         q = torch.randn(1, 2, 1024, 64, device="cuda", dtype=torch.bfloat16)
         attend = torch.nn.functional.scaled_dot_product_attention
         calls = observed(gpu, lambda: attend(q, q, q, is_causal=causal))
@@ -120,9 +108,7 @@ def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal() -> Non
         assert step(causal=True) == whole * 9 // 16  # 8 x 8 blocks of 128, 36 of them
 
 
-def test_what_needs_values_is_refused_and_files_stay(tmp_path: Path) -> None:
-    from daydream.world.emulate import emulated
-
+def test_what_needs_values_is_refused_and_files_stay(tmp_path):
     file = tmp_path / "checkpoint.pt"
     file.write_text("of an earlier run")
     with emulated("h100") as gpu:
@@ -161,13 +147,13 @@ for _ in range(10):
 """
 
 
-def collect(folder: Path, script: str, *options: str) -> Any:
+def collect(folder, script, *options):
     (folder / "train.py").write_text(script)
     words = ["-m", "daydream", "collect", "--no-suggestions", "--emulate", "h100", *options, "train.py"]
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
+def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path):
     done = collect(tmp_path, DDP, "--world", "8", "--cluster", "dgx-h100")
     assert done.returncode == 0, done.stderr
     trace = Trace.load(tmp_path / "train.parquet")
@@ -186,25 +172,20 @@ def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
     assert found.predicted_high_ns > 1.4 * found.simulated_ns > 1.6 * found.predicted_low_ns
 
 
-def test_a_script_without_a_gpu_is_refused(tmp_path: Path) -> None:
+def test_a_script_without_a_gpu_is_refused(tmp_path):
     done = collect(tmp_path, CPU)
     assert done.returncode == 1
     assert "the recorded steps ran nothing on the emulated GPU" in done.stderr
     assert not (tmp_path / "train.parquet").exists()
 
 
-def test_an_unknown_gpu_is_refused() -> None:
-    from daydream.world.emulate import emulated
-
+def test_an_unknown_gpu_is_refused():
     with pytest.raises(NotApplicableError, match="unknown GPU"), emulated("h999"):
         pass
 
 
-def test_a_recurrent_layer_is_one_operator_of_cudnn() -> None:
-    from daydream.world.emulate import emulated, observed
-    from daydream.world.emulate_costs import kernels_of
-
-    def step() -> None:
+def test_a_recurrent_layer_is_one_operator_of_cudnn():
+    def step():
         result, _ = layer(x)
         result.sum().backward()
 
@@ -221,10 +202,7 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn() -> None:
     assert count == [2 * (2 * 10 + 8), 2 * (2 * 10 + 16)]
 
 
-def test_packed_sequences_are_as_long_as_they_are() -> None:
-    from torch.nn.utils import rnn
-
-    from daydream.world.emulate import emulated
+def test_packed_sequences_are_as_long_as_they_are():
 
     with emulated("h100"):
         x = torch.randn(3, 9, 8, device="cuda")
@@ -236,18 +214,14 @@ def test_packed_sequences_are_as_long_as_they_are() -> None:
     assert padded.shape == (3, 9, 32)
 
 
-def test_copies_are_read_once_and_written_once() -> None:
-    from daydream.world.emulate import emulated, observed
-
+def test_copies_are_read_once_and_written_once():
     with emulated("h100") as gpu:
         x, y = torch.randn(2, 256, 4, device="cuda")
         [copied, filled] = observed(gpu, lambda: x.copy_(y).fill_(1))
     assert (copied.nbytes, filled.nbytes) == (2 * 4096, 4096)
 
 
-def test_views_of_a_copied_layer_take_no_memory() -> None:
-    from daydream.world.emulate import emulated
-
+def test_views_of_a_copied_layer_take_no_memory():
     with emulated("h100") as gpu:
         layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
         before = gpu.held_bytes
@@ -258,10 +232,8 @@ def test_views_of_a_copied_layer_take_no_memory() -> None:
         assert isinstance(twin.weight, torch.nn.Parameter)
 
 
-def test_convolutions_ask_for_what_their_layout_or_winograd_needs() -> None:
-    from daydream.world.emulate import emulated
-
-    def lent(*sizes: int, tf32: bool) -> int:
+def test_convolutions_ask_for_what_their_layout_or_winograd_needs():
+    def lent(*sizes, tf32):
         torch.backends.cudnn.allow_tf32 = tf32
         convolution = torch.nn.Conv2d(*sizes, padding=sizes[2] // 2, bias=False).to("cuda")
         with torch.no_grad():
@@ -276,21 +248,16 @@ def test_convolutions_ask_for_what_their_layout_or_winograd_needs() -> None:
         assert lent(16, 32, 3, tf32=False) == 4 * 36 * (2 * (16 + 32) * tiles + 16 * 32)
 
 
-def test_an_ada_card_is_of_its_compute_capability() -> None:
-    from daydream.world.emulate import emulated
-
+def test_an_ada_card_is_of_its_compute_capability():
     for name, capability in (("rtx 4090", (8, 9)), ("a10", (8, 6)), ("b200", (10, 0)), ("t4", (7, 5))):
         with emulated(name):
             assert torch.cuda.get_device_capability() == capability
 
 
-def test_measured_products_count_instead_of_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
-    from daydream.world import emulate_costs
-    from daydream.world.emulate import Call
-
+def test_measured_products_count_instead_of_the_roofline(monkeypatch):
     asked = []
 
-    def measured(device: Any, operation: str, dtype: str, sizes: Any) -> Any:
+    def measured(device, operation, dtype, sizes):
         asked.append((device.name, operation, dtype, sizes.tolist()))
         return np.array([7_000.0]), np.array([0.1])
 
@@ -298,18 +265,15 @@ def test_measured_products_count_instead_of_the_roofline(monkeypatch: pytest.Mon
     monkeypatch.setattr(emulate_costs, "measured_ns", measured)
     product = Call("aten::mm", [(64, 32), (32, 16)], ["bfloat16"] * 2, [(64, 16)], nbytes=1)
     product.number_format = "bfloat16"
-    [kernel] = emulate_costs.kernels_of(product, find_device("h100"))
+    [kernel] = kernels_of(product, find_device("h100"))
     assert (kernel.duration_ns, kernel.measured) == (7_000, True)
     assert asked == [("H100 SXM", "gemm", "bfloat16", [[64, 16, 32]])]
     product.number_format = "float32"
-    assert not emulate_costs.kernels_of(product, find_device("h100"))[0].measured
+    assert not kernels_of(product, find_device("h100"))[0].measured
     emulate_costs._known_ns.cache_clear()
 
 
-def test_short_attention_reaches_less_of_the_peak_than_long() -> None:
-    from daydream.world.emulate import Call
-    from daydream.world.emulate_costs import Learned, roofline_ns
-
+def test_short_attention_reaches_less_of_the_peak_than_long():
     gpu, share = find_device("h100"), Learned(kernels=0, of_peak=0.8)
     for length, blocks in ((256, 2), (8192, 64)):
         size = (4, 16, length, 128)
