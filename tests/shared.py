@@ -1,4 +1,4 @@
-"""The public traces beside the repository, for tests that skip where they are absent."""
+"""The public traces beside the repository, which tests skip where they are absent, and the text of a view."""
 
 from functools import cache
 from pathlib import Path
@@ -8,6 +8,8 @@ import pytest
 import daydream
 from daydream.collect.importers import import_trace
 from daydream.errors import TraceError
+from daydream.report.blocks import view
+from daydream.report.text import text_of
 
 TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 
@@ -37,3 +39,8 @@ def refused(*paths):
     said = str(caught.value)
     assert "\n" not in said
     return said
+
+
+def view_text(result, **options):
+    """Return the text of a result's view, as it is piped."""
+    return text_of(view(result, **options))

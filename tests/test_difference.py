@@ -1,22 +1,17 @@
 """Two steps side by side: traces small enough to add up by hand, laws for any work, public pairs."""
 
-import re
-import shlex
 from collections import Counter
 from math import isclose, pi
-from pathlib import Path
 
 import pytest
 from graph.jobs import job
 from graph.small_traces import launched, op, trace
 from hypothesis import given
 from hypothesis import strategies as st
-from shared import shared_replay, shared_trace
-from view_text import view_text
+from shared import shared_replay, shared_trace, view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError, compare_series
-from daydream.cli import main
 from daydream.predict.compare import ROWS, Work, changes_by, student
 
 US = 1_000
@@ -167,19 +162,6 @@ def compared(before, after):
     return daydream.compare(shared_trace(f"kineto/{before}.json.gz"), shared_trace(f"kineto/{after}.json.gz"))
 
 
-def test_the_page_shows_what_is_printed(monkeypatch, capsys):
-    page = (Path(__file__).parent.parent / "docs" / "compare.md").read_text()
-    (block,) = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    command, shown = block.split("\n", 1)
-    words = shlex.split(command.removeprefix("$ daydream "))
-    monkeypatch.chdir(shared_trace(f"kineto/{words[1]}").parent)
-    with pytest.raises(SystemExit):
-        main(words)
-
-    assert shown.endswith("\n...\n")
-    assert capsys.readouterr().out.startswith(shown.removesuffix("...\n"))
-
-
 # A series of runs: which is the first slower one, and how likely that is by chance.
 
 
@@ -220,22 +202,19 @@ def test_the_first_slower_run_is_found():
     assert isclose(step.chance, 15 * student(20 / (2 / 3) ** 0.5, 4))
 
 
-def test_a_single_slow_run_is_found_between_others():
-    found = series(120, 121, 119, 150, 120, 121)
+@pytest.mark.parametrize(
+    ("cpu", "first"),
+    [
+        ((120, 121, 119, 150, 120, 121), "run 3"),  # a single one between others
+        ((120, 128, 122, 130, 121, 129), None),  # they only scatter
+        ((140, 141, 120, 121), None),  # a faster one
+    ],
+)
+def test_runs_of_other_shapes(cpu, first):
+    found = series(*cpu)
 
-    assert [run.slow for run in found.runs] == [False, False, False, True, False, False]
-
-
-def test_runs_that_only_scatter_have_no_slower_one():
-    found = series(120, 128, 122, 130, 121, 129)
-
-    assert found.first_slow is None
-    assert found.step is None
-    assert not found.operators
-
-
-def test_a_faster_run_is_none_that_is_slower():
-    assert series(140, 141, 120, 121).first_slow is None
+    assert (found.first_slow, found.step is None) == (first, first is None)
+    assert [run.slow for run in found.runs] == [f"run {number}" == first for number in range(len(cpu))]
 
 
 def test_operators_of_the_slower_runs_are_named():

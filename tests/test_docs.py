@@ -48,7 +48,6 @@ from daydream.transforms.registry import find, names
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-ELSEWHERE = {"compare.md": "tests/test_difference.py"}
 WRITE = os.environ.get("DAYDREAM_GOLDEN") == "write"
 
 BLOCK = re.compile(
@@ -153,7 +152,7 @@ def but_for_figures(shown, printed):
 # What is shown -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [*(page for page in PAGES if page not in ELSEWHERE), "../README.md"])
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
 def test_a_page_shows_what_is_printed(page, folder):
     for block in blocks_of(page):
         if block.title:
@@ -272,9 +271,13 @@ def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
     done = subprocess.run(
-        command, cwd=ROOT, check=False, capture_output=True, text=True,
+        command,
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 
@@ -343,13 +346,21 @@ def test_the_format_that_the_guide_adds_is_read(tmp_path):
 FILES = sorted((ROOT / "optimizations").glob("*.py"))
 GOLDEN = ROOT / "tests" / "golden" / "signatures.txt"
 PAGE = ROOT / "docs" / "extending.md"
-PACKAGES = (
-    "daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms"
-)  # fmt: skip
+PACKAGES = ("daydream", "daydream.costs", "daydream.memory", "daydream.model", "daydream.transforms")
 WORDS = (  # of classes, besides public methods
-    "__and__", "__bool__", "__call__", "__contains__", "__enter__", "__exit__", "__getattr__", "__getitem__",
-    "__iter__", "__len__", "__or__", "__sub__",
-)  # fmt: skip
+    "__and__",
+    "__bool__",
+    "__call__",
+    "__contains__",
+    "__enter__",
+    "__exit__",
+    "__getattr__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+    "__or__",
+    "__sub__",
+)
 
 
 def imports(tree):

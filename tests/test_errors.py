@@ -1,20 +1,25 @@
 """Errors of daydream's own that no other test reaches: what was given, and what is said of it."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from daydream.optimizations._launches import cuda_graphs
 from daydream.optimizations._substitution import metaflow
 from graph.small_graphs import kernels
-from graph.small_traces import call, kernel, launched, op, trace
+from graph.small_traces import repeated, rows, trace
 
 import daydream
+from daydream.collect.captures_beside import read_handles
 from daydream.collect.derive.steps import find_steps
-from daydream.costs.counters.attaching import path_and_window
-from daydream.costs.counters.formats import kernels_of_table, read_counted
+from daydream.costs.counters.attaching import attach_counters, path_and_window
+from daydream.costs.counters.formats import kernels_of_table
 from daydream.costs.device.measured import KernelTable
 from daydream.costs.devices import known_devices
-from daydream.costs.network.cluster_names import read_cluster
+from daydream.costs.network.cluster_names import find_cluster
 from daydream.costs.network.fitting import read_nccl_tests
+from daydream.costs.network.simulated_times import read_simulated_times
 from daydream.errors import DaydreamError
 from daydream.graph.calls import in_replays
 from daydream.graph.tables import nanoseconds
@@ -25,7 +30,6 @@ from daydream.report.views.step import likely_text
 from daydream.tools.tool import tool
 from daydream.trace.attach import join
 
-LINK = '"intra": {"bandwidth_gb_per_s": 100'
 NCU = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 DECIMAL = '"0","k","dram__bytes.sum","byte","1.234,5"\n'
 MIXED = '"0","k","dram__bytes.sum","byte","1"\n"0","l","dram__bytes.sum","byte","1"\n'
@@ -34,37 +38,47 @@ HANDLE = daydream.Handle("aten::mm")
 
 def graph():
     """Two steps of a call, its kernel and an operator."""
-    rows = [
-        part for at in (0, 40)
-        for part in (launched("k", at, at + 5, at + 15), op("aten::mm", at + 20, at + 30))
-    ]  # fmt: skip
-    return daydream.build(trace(rows, steps=(0, 40, 80)))
+    return daydream.build(repeated("launch k 0 5 15\nop aten::mm 20 30", 40, times=2))
 
 
-@pytest.mark.parametrize(
-    ("read", "name", "text", "said"),
-    [
-        (read_cluster, "a.json", b"\xff", "is not text; a cluster file is TOML or JSON"),
-        (read_cluster, "a.json", b"{", "is not valid JSON"),
-        (read_cluster, "a.toml", b"=", "is not valid TOML"),
-        (read_cluster, "a.json", b"[]", "holds no table; a cluster file has gpus_per_node"),
-        (read_cluster, "a.json", b'{"gpus": 8}', "has the unknown key 'gpus'; known are gpus_per_node"),
-        (read_cluster, "a.json", f'{{"gpus_per_node": 8, {LINK}, "speed": 1}}}}'.encode(),
-         "intra has the unknown key 'speed'"),
-        (read_nccl_tests, "a.txt", b"\xff", "is not text; a log or CSV of nccl-tests was needed"),
-        (KernelTable.load, "a.csv", b"kernel,duration_ns\n", "holds no times; its columns should be among"),
-        (read_counted, "a.json", b'{"traceEvents": []}', "holds no counters: no event has the category"),
-        (read_counted, "a.json", b"{<", "cannot be read as Kineto JSON"),
-        (read_snapshot, "a.json", b'{"segments": 1}', "its segments or device_traces are not lists"),
-        (daydream.load, "a.json", b" ", "is empty"),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_meant_is_refused(tmp_path, read, name, text, said):
+def layer():
+    return daydream.build(trace("launch k 0 5 15 layer=a phase=forward", steps=(0, 20)))
+
+
+# What reads a file of each kind; a row of `bad_files.tsv` is one that cannot be meant, and what is said.
+# Its content is text with escapes, and `<100000 [>` is that many of the character.
+READERS = {
+    "cluster": lambda path: find_cluster(str(path)),
+    "counters": lambda path: attach_counters(trace("launch axpy 0 1 2 grid=16,1,1", notes=[]), [path]),
+    "handles": read_handles,
+    "handles as JSON": lambda path: daydream.DebugHandleMap.from_json(path.read_text()),
+    "nccl-tests": read_nccl_tests,
+    "simulated times": read_simulated_times,
+    "snapshot": read_snapshot,
+    "substitutes": lambda path: metaflow(layer(), layers="a", times=str(path)),
+    "times": KernelTable.load,
+    "trace": daydream.load,
+}
+BAD_FILES = Path(__file__).with_name("bad_files.tsv").read_text(encoding="utf-8").splitlines()[1:]
+
+
+@pytest.mark.parametrize("row", BAD_FILES, ids=range(len(BAD_FILES)))
+def test_a_file_that_cannot_be_meant_is_refused_in_one_line(tmp_path, row):
+    reader, name, said, content = row.split("\t")
+    content = re.sub("<([0-9]+) (.)>", lambda many: int(many[1]) * many[2], content)
     path = tmp_path / name
-    path.write_bytes(text)
+    path.write_bytes(content.encode().decode("unicode_escape").encode("latin-1"))
     with pytest.raises(DaydreamError) as error:
-        read(path)
+        READERS[reader](path)
     assert said in str(error.value)
+    assert str(path) in str(error.value) or reader != "snapshot"
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"handles", "handles as JSON"}))
+def test_a_file_that_is_not_there_is_named(tmp_path, reader):
+    with pytest.raises(DaydreamError, match=r"none\.csv"):
+        READERS[reader](tmp_path / "none.csv")
 
 
 class Silent:
@@ -130,17 +144,24 @@ def test_an_edit_that_cannot_be_is_refused(edit, said):
 # What a change may not reach: work in replays, or of layers nobody knows; held starts. Times in us.
 
 
-def one_step(*rows, end):
-    recorded = trace(*rows, steps=(0.0, end))
+def one_step(*given, end):
+    recorded = trace(*given, steps=(0, end))
     recorded.metadata["steps"][0]["covered"] = True
     return daydream.replay(daydream.build(recorded))
 
 
 def decoding():
     #  thread 1  |kernel|graph|     stream 7  |own 10 to 40|a 41 to 101|b 102 to 162|
-    nodes = [kernel(name, at, at + 60, 2, phase="forward") for name, at in (("a", 41), ("b", 102))]
-    rows = [launched("own", 0, 10, 40, phase="forward"), call("cudaGraphLaunch", 6, 12, 2), nodes]
-    return one_step(rows, op("end", 160, 165), end=165.0)
+    return one_step(
+        """
+        launch own 0 10 40 phase=forward
+        call cudaGraphLaunch 6 12 correlation=2
+        kernel a 41 101 correlation=2 phase=forward
+        kernel b 102 162 correlation=2 phase=forward
+        op end 160 165
+        """,
+        end=165,
+    )
 
 
 def own_kernels_faster(graph):
@@ -160,8 +181,7 @@ def test_what_runs_in_replays_is_said_where_a_change_leaves_it_out():
 
 def waiting(begin):
     #  another thread was at work before the recording: what it launches at `begin` ends the step
-    rows = [launched("a", 0, 10, 20), launched("b", begin, begin + 10, begin + 20, tid=2)]
-    return one_step(rows, end=begin + 20)
+    return one_step(f"launch a 0 10 20\nlaunch b {begin} {begin + 10} {begin + 20} tid=2", end=begin + 20)
 
 
 def test_a_step_that_waits_for_recorded_starts_says_how_much_of_it_cannot_move():
@@ -176,16 +196,21 @@ def test_a_step_that_waits_for_recorded_starts_says_how_much_of_it_cannot_move()
 def model(call_of, *, unplaced):
     #  stream 7  |a 10 to 110, blocks.0|b, GPT|c 100, head|: a call runs a and b, and c is another's
     end = 110 + unplaced
-    inside = {"op": op("CompiledFunction", 0, 20, layer="GPT", phase="forward")}.get(call_of, [])
-    launches = [launched("a", 1, 10, 110, phase="forward", layer="blocks.0"),
-                launched("b", 7, 110, end, phase="forward", layer="GPT")]  # fmt: skip
-    if call_of == "graph":
-        inside = call("cudaGraphLaunch", 1, 12, 1, layer="GPT", phase="forward")
-        nodes = [("a", 10, 110, "blocks.0"), ("b", 110, end, "GPT")]
-        launches = [kernel(*rest, 1, phase="forward", layer=layer) for *rest, layer in nodes]
-    own = [op("aten::relu", 21, 30, layer="head", phase="forward")]
-    own += launched("c", 22, end, end + 100, phase="forward", layer="head")
-    return one_step(inside, launches, own, op("end", end + 98, end + 105), end=end + 105)
+    inside = {
+        "op": f"""
+            op CompiledFunction 0 20 layer=GPT
+            launch a 1 10 110 layer=blocks.0
+            launch b 7 110 {end} layer=GPT
+        """,
+        "graph": f"""
+            call cudaGraphLaunch 1 12 correlation=1 layer=GPT
+            kernel a 10 110 correlation=1 layer=blocks.0
+            kernel b 110 {end} correlation=1 layer=GPT
+        """,
+    }
+    own = f"op aten::relu 21 30 layer=head\nlaunch c 22 {end} {end + 100} layer=head"
+    work = rows(inside[call_of] + own, phase="forward")
+    return one_step(work, f"op end {end + 98} {end + 105}", end=end + 105)
 
 
 def without_blocks(graph):

@@ -123,18 +123,34 @@ LIES = [  # what is written, and what is said of it
     (unsigned, "integers were needed"),
     *((starts([value]), "column 'start_ns' holds") for value in ("text", 1.5, [1])),
     *((nulls(name), f"column {name!r} holds") for name in ("name", "kind", "start_ns")),
-    *((texts(name, text), f"column {name!r} holds {text!r}") for name, text in (
-        ("kind", "nonsense"), ("phase", "lunch"), ("shapes", "[[-5]]"), ("shapes", "5e-324"),
-        ("shapes", "[[[[[[1]]]]]]"), ("grid", "1,2"), ("block", "9999999999,9999999999,1"),
-    )),
-    *((partial(with_value, name=name, row=3, value=value), f"row 3 of column {name!r} holds {value}; {said}")
-      for name, value, said in (
-        ("duration_ns", 2**62, RANGE), ("duration_ns", -2, RANGE), ("start_ns", 2**63 - 1, RANGE),
-        ("bytes", 2**62, RANGE), ("correlation", -7, RANGE),
-        ("step", 99, "one of the 4 steps of the metadata was needed"),
-    )),
+    *(
+        (texts(name, text), f"column {name!r} holds {text!r}")
+        for name, text in (
+            ("kind", "nonsense"),
+            ("phase", "lunch"),
+            ("shapes", "[[-5]]"),
+            ("shapes", "5e-324"),
+            ("shapes", "[[[[[[1]]]]]]"),
+            ("grid", "1,2"),
+            ("block", "9999999999,9999999999,1"),
+        )
+    ),
+    *(
+        (
+            partial(with_value, name=name, row=3, value=value),
+            f"row 3 of column {name!r} holds {value}; {said}",
+        )
+        for name, value, said in (
+            ("duration_ns", 2**62, RANGE),
+            ("duration_ns", -2, RANGE),
+            ("start_ns", 2**63 - 1, RANGE),
+            ("bytes", 2**62, RANGE),
+            ("correlation", -7, RANGE),
+            ("step", 99, "one of the 4 steps of the metadata was needed"),
+        )
+    ),
     *((partial(with_value, name=name, row=-1, value=2**31 - 2), "row ") for name in ("parent", "step")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("lie", "said"), LIES)
@@ -284,10 +300,13 @@ def test_gzip_that_unpacks_to_far_more_is_stopped(ask, tmp_path, monkeypatch):
     most = max(1_000_000, 200 * size)
     code, _, err = ask("info", "t.json.gz")
 
-    assert (code, err) == (1, (
-        f"error: t.json.gz: its {size:,} bytes unpack to more than {most:,}; at most {most:,} were expected. "
-        "If that is right, raise the limit with --max-unpacked.\n"
-    ))  # fmt: skip
+    assert (code, err) == (
+        1,
+        (
+            f"error: t.json.gz: its {size:,} bytes unpack to more than {most:,}; "
+            f"at most {most:,} were expected. If that is right, raise the limit with --max-unpacked.\n"
+        ),
+    )
     assert ask("info", "t.json.gz", "--max-unpacked", "1GB")[0] == 0
 
 
@@ -362,13 +381,17 @@ def test_a_mistake_of_ours_is_one_line(ask, sound, tmp_path, monkeypatch):
     ("line", "said"),
     [
         ("raise SystemExit(0)", "mine.py, line 2: `sys.exit()` would end daydream; an optimization returns"),
-        ("raise KeyboardInterrupt",
-         "mine.py, line 2: `raise KeyboardInterrupt` would end daydream; an optimization returns"),
-        ("import threading as t; one = t.Thread(target=lambda: 1 / 0); one.start(); one.join()",
-         "mine.py, line 2, in a thread: ZeroDivisionError: division by zero"),
+        (
+            "raise KeyboardInterrupt",
+            "mine.py, line 2: `raise KeyboardInterrupt` would end daydream; an optimization returns",
+        ),
+        (
+            "import threading as t; one = t.Thread(target=lambda: 1 / 0); one.start(); one.join()",
+            "mine.py, line 2, in a thread: ZeroDivisionError: division by zero",
+        ),
         ("graph.insert(5, kind='cpu', lane='l', duration_ns=7)", "mine.py, line 2: name must be text, not 5"),
     ],
-)  # fmt: skip
+)
 def test_what_an_own_file_must_not_do_is_its_mistake(ask, sound, tmp_path, line, said):
     sound.save(tmp_path / "t.parquet")
     (tmp_path / "mine.py").write_text(f"def mine(graph):\n    {line}\n")
@@ -414,8 +437,10 @@ def test_ids_and_amounts_that_cannot_be_are_unknown(tmp_path):
 
     row = trace.is_kind("memcpy")
     assert {name: int(trace[name][row][0]) for name in ("correlation", "bytes", "external_id")} == {
-        "correlation": -1, "bytes": -1, "external_id": -1,
-    }  # fmt: skip
+        "correlation": -1,
+        "bytes": -1,
+        "external_id": -1,
+    }
 
 
 def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, tmp_path):
@@ -481,8 +506,12 @@ ROOT = Path(__file__).parent.parent
 def test_no_hostile_input_does_harm(cases, seconds):
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--cases", cases, "--seconds", seconds],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     sys.stdout.write(done.stdout)
 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -13,12 +13,11 @@ from zlib import crc32
 import pytest
 from graph.random_machines import recipes
 from graph.small_graphs import kernels
-from graph.small_traces import call, launched, op, trace
+from graph.small_traces import op, repeated, trace
 from hypothesis import HealthCheck, given, settings
 from machine.programs import PROGRAMS, multi_stream
-from shared import TRACES
+from shared import TRACES, view_text
 from two_streams import steps
-from view_text import view_text
 
 import daydream
 from daydream import GraphError, NotApplicableError
@@ -178,16 +177,10 @@ def {name}(graph, *, part: str = "long", factor: float = 0.5, times: int = 1, fa
 """
 
 
-#  thread 1  |long 5|short 5|                     a step of 100, of which a synchronization waits for long
-#  stream 7     |long 60    |data ...
-def steps_of(number=4, long=60, every=100):
-    rows = []
-    for n in range(number):
-        at = every * n
-        rows += launched("long_kernel", at, at + 6, at + 6 + long)
-        rows += [op("data", at + 10, at + 100, op="data")]
-        rows += [call("cudaDeviceSynchronize", at + 100, at + every)] if every > 100 else []
-    return trace(rows, steps=tuple(float(every * n) for n in range(number + 1)))
+def steps_of():
+    #  thread 1  |long 5|data ...        a step of 100
+    #  stream 7     |long 60    |
+    return repeated("launch long_kernel 0 6 66\nop data 10 100 op=data", 100)
 
 
 @pytest.fixture(scope="module")

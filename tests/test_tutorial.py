@@ -9,16 +9,12 @@ import json
 import os
 import re
 import shutil
-import sys
-import warnings
 from pathlib import Path
 
 import pytest
 from cli.command_line import daydream
+from notebooks import execute, nbformat
 
-nbclient = pytest.importorskip("nbclient", reason="needs nbclient, one of the test extra")
-nbformat = pytest.importorskip("nbformat", reason="needs nbformat, one of the test extra")
-pytest.importorskip("ipykernel", reason="needs ipykernel, one of the test extra")
 pytest.importorskip("matplotlib", reason="needs matplotlib, one of the test extra")
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -43,19 +39,7 @@ def folder(tmp_path_factory):
 def executed(stored, folder):
     """The notebook after a run in a kernel of its own, as a reader would run it."""
     notebook = copy.deepcopy(stored)
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "IPYTHONDIR": str(folder / "ipython"),  # nothing of the reader's own set-up
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "COLUMNS": "96",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the kernel's client are not ours
-        client = nbclient.NotebookClient(
-            notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-        )
-        client.execute(env=environment)
+    execute(notebook, folder, MPLBACKEND="module://matplotlib_inline.backend_inline", COLUMNS="96")
     notebook.metadata = stored.metadata
     for cell in notebook.cells:
         cell.metadata = {}  # when it ran

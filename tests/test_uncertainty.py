@@ -3,8 +3,9 @@
 from math import hypot, sqrt
 
 import pytest
-from graph.small_traces import call, launched, op, trace
+from graph.small_traces import repeated, rows, trace
 from msgspec.structs import replace
+from two_streams import STEP
 
 import daydream
 from daydream.graph.tables import Facts
@@ -13,32 +14,24 @@ from daydream.predict.graph_diff import MODEL_ERROR, Affected
 from daydream.predict.interval import unknown_ns
 
 #  thread 1  |work 60|rest 40|        a step: 100 us, the second 2 longer and the last 2 shorter
-LENGTHS = (100, 102, 100, 98)
+ONE_THREAD = """
+    op work 0 60 op=work
+    op rest 60 100 op=rest
+    op work 100 160 op=work
+    op rest 160 202 op=rest
+    op work 202 262 op=work
+    op rest 262 302 op=rest
+    op work 302 362 op=work
+    op rest 362 400 op=rest
+"""
 
 
 def steps_of_one_thread():
-    rows, borders = [], [0.0]
-    for length in LENGTHS:
-        at = borders[-1]
-        rows += [op("work", at, at + 60, op="work"), op("rest", at + 60, at + length, op="rest")]
-        borders.append(at + length)
-    return trace(rows, steps=tuple(borders))
+    return trace(ONE_THREAD, steps=(0, 100, 202, 302, 400))
 
 
 def steps_behind_a_kernel(long="kernel"):
-    #  thread 1  |long 5|short 5|sync ..................... 2|data 32 |     a step: 6 + 60 + 2 + 32 = 100
-    #  stream 7     +6 |k long 60                          |
-    #  stream 8           +6 |k short 40         |                          ends 15 before the other
-    rows = []
-    for n in range(4):
-        at = 100 * n
-        rows += [
-            {**row, "kind": long} if row["kind"] == "kernel" else row
-            for row in launched("long_kernel", at, at + 6, at + 66)
-        ]
-        rows += launched("short_kernel", at + 5, at + 11, at + 51, stream=8)
-        rows += [call("cudaDeviceSynchronize", at + 10, at + 68), op("data", at + 68, at + 100, op="data")]
-    return trace(rows, steps=tuple(100.0 * n for n in range(5)))
+    return repeated(STEP.replace(" 66", f" 66 kind={long}"), 100)
 
 
 def halve(name):
@@ -75,20 +68,16 @@ def loading_steps(load, between=0):
     #  thread 1  |load|first 5|between|second 5|sync ......... 2|
     #  stream 7          +6 |first 60 |
     #  stream 8                          +6 |second 40     |
-    rows, borders = [], [0.0]
-    for _n in range(4):
-        at = borders[-1] + load
-        behind = at + 5 + between
-        end = max(at + 66, behind + 46) + 2
-        rows += [
-            op("aten::load", borders[-1], at, op="aten::load"),
-            op("aten::between", at + 5, behind, op="aten::between"),
-        ]
-        rows += launched("first", at, at + 6, at + 66)
-        rows += launched("second", behind, behind + 6, behind + 46, stream=8)
-        rows.append(call("cudaDeviceSynchronize", behind + 5, end))
-        borders.append(end)
-    return trace(rows, steps=tuple(borders))
+    behind = load + 5 + between
+    end = max(load + 66, behind + 46) + 2
+    step = f"""
+        op aten::load 0 {load} op=aten::load
+        op aten::between {load + 5} {behind} op=aten::between
+        launch first {load} {load + 6} {load + 66}
+        launch second {behind} {behind + 6} {behind + 46} stream=8
+        call cudaDeviceSynchronize {behind + 5} {end}
+    """
+    return repeated(step, end)
 
 
 def test_no_interval_reaches_below_the_busiest_streams_work():
@@ -118,11 +107,9 @@ def test_work_that_may_wait_for_another_stream_has_two_readings(metadata):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_drivers_start_up_in_the_only_step_is_no_part_of_the_step_of_the_answers(steps):
     #  thread 1  |cudaStreamCreate 9,000|launch 6|launch 6|launch 6|  ...  |data 900|     a step: 10,000
-    rows = [call("cudaStreamCreate", 0, 9_000)]
-    for n in range(10):
-        rows += launched("k", 9_000 + 10 * n, 9_000 + 10 * n + 6, 9_000 + 10 * n + 8)
-    rows += [op("data", 9_100, 10_000, op="data"), op("data", 10_000, 20_000, op="data")][:steps]
-    made = trace(rows, steps=(0.0, 10_000.0, 20_000.0)[: steps + 1])
+    launches = rows("launch k 9000 9006 9008", times=10, every=10)
+    data = rows("op data 9100 10000 op=data\nop data 10000 20000 op=data")[:steps]
+    made = trace("call cudaStreamCreate 0 9000", launches, data, steps=(0, 10_000, 20_000)[: steps + 1])
     made.metadata["steps"][0]["covered"] = True
     found = daydream.whatif(made, "cpu", speedup=2.0)
     said = "Start-up is left out of the only step: 9 ms in 1 call into the driver, which a later step does"
@@ -278,15 +265,10 @@ def test_steps_of_other_work_do_not_make_the_mean_uncertain():
 def emulated_steps(kernel):
     #  thread 1  |launch 2|work 58 ...............|sync|        a step: of CPU, or of the kernel
     #  stream 7      +6 |k kernel                |
-    rows = []
-    for n in range(4):
-        at = max(62, kernel + 8) * n
-        rows += launched("k", at, at + 6, at + 6 + kernel)
-        rows += [op("work", at + 2, at + 60, op="work")]
-        rows += [call("cudaDeviceSynchronize", at + 60, at + max(62, kernel + 8))]
-    found = trace(rows, steps=tuple(float(max(62, kernel + 8) * n) for n in range(5)))
-    found.metadata["emulated"] = {"device": "H100 SXM", "cpu": "typical", "read": 0, "compiled": False}
-    return found
+    end = max(62, kernel + 8)
+    step = f"launch k 0 6 {6 + kernel}\nop work 2 60 op=work\ncall cudaDeviceSynchronize 60 {end}"
+    emulated = {"device": "H100 SXM", "cpu": "typical", "read": 0, "compiled": False}
+    return repeated(step, end, emulated=emulated)
 
 
 def test_the_speedup_of_an_emulated_step_has_the_same_cpu_before_and_after():

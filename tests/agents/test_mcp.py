@@ -36,11 +36,19 @@ async def answer(connected, tool, **arguments):
     return result.structured_content
 
 
-async def refusal(connected, tool, **arguments):
-    """Return what a tool says when it refuses."""
-    result = await connected.call_tool(tool, arguments)
-    assert result.is_error, result.structured_content
-    return result.content[0].text
+def refusals(root, *asked, options=(), then=None):
+    """Return what a server says to questions that it refuses, each (tool, arguments), then an answer."""
+
+    async def main():
+        async with client(root, *options) as connected:
+            said = []
+            for tool, arguments in asked:
+                result = await connected.call_tool(tool, arguments)
+                assert result.is_error, result.structured_content
+                said.append(result.content[0].text)
+            return said, then and await answer(connected, then[0], **then[1])
+
+    return anyio.run(main)
 
 
 # `daydream mcp` with the official client, over stdio, in real processes
@@ -132,84 +140,60 @@ def of_same_figures(answer, document):
     return answer == document or not isinstance(answer, int)
 
 
-async def options_refused(connected, optimization, options):
-    wanted = {"trace": GPU, "optimization": optimization, "options": options}
-    return await refusal(connected, "whatif", **wanted)
+def whatif(optimization, **options):
+    return "whatif", {"trace": GPU, "optimization": optimization} | ({"options": options} if options else {})
+
+
+CANNOT_BE_ASKED = {
+    "Did you mean 'amp'": whatif("apm"),
+    "no such file": ("whatif", {"trace": "none.parquet", "optimization": "amp"}),
+    "no such option '--amp.html'": whatif("amp", html="x.html"),
+    "exclude": whatif("amp+tf32", math_speedup=2),
+    "no name of an option": whatif("amp", **{"--output x": "y"}),
+    "no memory events": ("memory", {"trace": CPU}),
+    "range of steps": ("info", {"trace": GPU, "steps": "one"}),
+    "Expected `str`": ("rank", {"trace": 3}),
+    "required field `trace`": ("rank", {}),
+    "unknown field `name`. Its arguments are trace, steps, optimization":
+        ("whatif", {"trace": GPU, "name": "amp"}),
+    "unknown tool 'nothing'": ("nothing", {}),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 def test_what_cannot_be_asked_is_a_line_and_the_server_goes_on(root):
-    async def main():
-        async with client(root) as connected:
-            return [
-                await refusal(connected, "whatif", trace=GPU, optimization="apm"),
-                await refusal(connected, "whatif", trace="none.parquet", optimization="amp"),
-                await options_refused(connected, "amp", {"html": "x.html"}),
-                await refusal(
-                    connected, "whatif", trace=GPU, optimization="amp+tf32", options={"math_speedup": 2}
-                ),
-                await refusal(
-                    connected, "whatif", trace=GPU, optimization="amp", options={"--output x": "y"}
-                ),
-                await refusal(connected, "memory", trace=CPU),
-                await refusal(connected, "info", trace=GPU, steps="one"),
-                await refusal(connected, "rank", trace=3),
-                await refusal(connected, "rank"),
-                await refusal(connected, "whatif", trace=GPU, name="amp"),
-                await refusal(connected, "nothing"),
-            ], await answer(connected, "info", trace=GPU)
-
-    said, info = anyio.run(main)
+    said, info = refusals(root, *CANNOT_BE_ASKED.values(), then=("info", {"trace": GPU}))
     assert info["covered"] == 3
-    parts = [
-        "Did you mean 'amp'", "no such file", "no such option '--amp.html'", "exclude",
-        "no name of an option", "no memory events", "range of steps", "Expected `str`",
-        "required field `trace`",
-        "unknown field `name`. Its arguments are trace, steps, optimization", "unknown tool 'nothing'",
-    ]  # fmt: skip
-    for text, part in zip(said, parts, strict=True):
+    for text, part in zip(said, CANNOT_BE_ASKED, strict=True):
         assert part in text
         assert "Traceback" not in text
 
 
 def test_nothing_outside_the_root_is_read_and_no_code_is_run(root):
-    async def main():
-        async with client(root) as connected:
-            return [
-                await refusal(connected, "info", trace="../outside.json.gz"),
-                await refusal(connected, "info", trace=str(root.parent / "outside.json.gz")),
-                await refusal(connected, "info", trace="link.json.gz"),
-                await refusal(connected, "info", trace="."),  # a folder with that link
-                await refusal(connected, "compare", before=GPU, after="link.json.gz"),
-                await options_refused(connected, "gpu", {"to": "../cluster.toml"}),
-            ], [
-                await refusal(connected, "whatif", trace=GPU, optimization="halved.py"),
-                await refusal(connected, "whatif", trace=GPU, optimization="./halved.py+amp"),
-                await refusal(connected, "whatif", trace=GPU, optimization=str(root / "halved.py")),
-                await refusal(connected, "explain", trace=GPU, optimization="halved.py"),
-                await refusal(connected, "confirm", optimization="fused-adam", script="halved.py"),
-            ]  # fmt: skip
+    # the last of them is a folder with that link
+    names = "../outside.json.gz", str(root.parent / "outside.json.gz"), "link.json.gz", "."
+    outside = [("info", {"trace": name}) for name in names]
+    outside += [("compare", {"before": GPU, "after": "link.json.gz"}), whatif("gpu", to="../cluster.toml")]
+    code = [whatif(name) for name in ("halved.py", "./halved.py+amp", str(root / "halved.py"))]
+    code.append(("explain", {"trace": GPU, "optimization": "halved.py"}))
+    code.append(("confirm", {"optimization": "fused-adam", "script": "halved.py"}))
 
-    outside, code = anyio.run(main)
-    assert [text for text in outside if "outside the root" not in text] == []
-    assert [text for text in code if "runs none" not in text and "names no optimization" not in text] == []
+    said, _ = refusals(root, *outside, *code)
+    first, second = said[: len(outside)], said[len(outside) :]
+    assert [text for text in first if "outside the root" not in text] == []
+    assert [text for text in second if "runs none" not in text and "names no optimization" not in text] == []
     assert not (root / "ran").exists()
 
 
 @pytest.mark.slow
 def test_an_optimization_by_path_is_run_where_code_is_allowed(root):
-    async def main():
-        async with client(root, "--allow-code") as connected:
-            got = await answer(
-                connected, "whatif", trace=GPU, optimization="halved.py", options={"factor": 0.25}
-            )
-            return got, await refusal(connected, "whatif", trace=GPU, optimization="../halved.py")
-
     try:
-        got, outside = anyio.run(main)
+        outside, got = refusals(
+            root, whatif("../halved.py"), options=["--allow-code"], then=whatif("halved.py", factor=0.25)
+        )
         assert got["options"] == {"factor": 0.25}
         assert got["predicted_ns"] < got["replayed_ns"]
-        assert "outside the root" in outside
+        assert "outside the root" in outside[0]
     finally:
         (root / "ran").unlink(missing_ok=True)
 

@@ -10,7 +10,6 @@ import pytest
 from cli.command_line import daydream as command_line
 
 from daydream.agents.questions import RECORDS, OutsideRootError, Root, brief, schema
-from daydream.cli import main
 from daydream.errors import DaydreamError
 
 # `daydream mcp` without a client: what an answer holds, and what is said without the package
@@ -37,13 +36,6 @@ def test_without_the_package_it_says_what_to_install():
     assert done.out == ""
     assert "pip install -e '.[mcp]'" in done.err
     assert "Traceback" not in done.err
-
-
-def test_a_root_that_is_none_is_said(capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["mcp", "--root", "/no/such/folder"])
-    assert done.value.code == 1
-    assert capsys.readouterr().err.startswith("error: --root /no/such/folder: ")
 
 
 def test_an_answer_has_the_largest_parts_and_the_length_of_what_was_cut():

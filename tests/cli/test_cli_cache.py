@@ -58,13 +58,6 @@ def test_answers_are_the_same_to_the_byte(ask, cache, trace, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp_cpu", "synthetic_gpt_gpu"])
-def test_answers_about_the_examples_are_the_same(ask, cache, name, monkeypatch):
-    assert same_answers(ask, str(ROOT / "examples" / f"{name}.json.gz"), monkeypatch) >= 4
-    assert len(entries(cache)) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
 def test_answers_about_public_traces_are_the_same(ask, cache, name, monkeypatch):
     if not (TRACES / name).exists():

@@ -28,8 +28,6 @@ TABLE = (
 def counted(tmp_path_factory):
     counted = tmp_path_factory.mktemp("counters")
     (counted / "c.csv").write_text(TABLE)
-    (counted / "bytes.csv").write_text(TABLE.replace("2.5", "2,5"))
-    (counted / "notes.txt").write_text("nothing was counted here\n")
     return counted
 
 
@@ -51,23 +49,6 @@ def test_a_trace_that_is_imported_keeps_them(counted):
     assert any("have counters of c.csv" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("gone.csv", "No such file"),
-        ("notes.txt", "no counters that are known"),
-        ("bytes.csv", "decimal comma"),
-    ],
-)
-def test_a_file_without_counters_is_one_line(counted, file, said):
-    done = asked(counted, ["whatif", "amp"], "--counters", file)
-    assert (done.code, done.out) == (1, "")
-    first, *more = done.err.splitlines()
-    assert first.startswith("error: ")
-    assert said in done.err
-    assert all(line.startswith(" ") for line in more)
-
-
 # `--handles` and `--capture`, as people type them
 
 
@@ -83,13 +64,6 @@ def test_a_map_is_given_to_an_import_and_to_a_what_if(ask, folder):
     again = json.loads(ask("whatif", *words, "--trace", "mapped.parquet").out)
     assert again["predicted_ns"] == whatif["predicted_ns"] < whatif["replayed_ns"]
     assert ask("whatif", *words, "--trace", "step.parquet").code == 1  # no layers without the map
-
-
-def test_what_does_not_fit_is_one_line(ask, folder):
-    (folder / "map.json").write_text(DebugHandleMap({"absent": (Handle("aten::add"),)}).to_json())
-    done = ask("rank --trace step.parquet --handles map.json")
-    assert (done.code, done.out) == (1, "")
-    assert "no row joins any of the 1 identifiers" in done.err
 
 
 # `--json`: one object with exactly the keys of docs/json.md, and nothing else on stdout
@@ -224,35 +198,6 @@ def test_an_imported_program_is_asked_as_any_trace(ask, model):
     assert "aten::convolution" in ask("explain --trace model.parquet -v").out
     answer = json.loads(ask("whatif scale --trace model.parquet --layer fc1 --factor 0.5 --json").out)
     assert 0 < answer["predicted_ns"] < answer["replayed_ns"]
-
-
-@pytest.mark.parametrize("name", ["model.etdp", "model.json"])
-def test_any_command_reads_the_files_themselves(ask, model, name):
-    done = ask("replay --trace", name)
-    assert done.code == 0, done.err
-    assert "error 0.00%" in done.out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["model.json", "--etrecord", "model.etrecord"], "is no ETDump, and the ETRecord"),
-        (["model.etdp", "--etrecord", "none.etrecord"], "none.etrecord: no such file"),
-        (["model.etdp", "--etrecord", "model.json"], "is no readable ETRecord"),
-        (
-            ["model.etrecord"],
-            "is an ETRecord; import the ETDump of its program with --etrecord model.etrecord",
-        ),
-        (["model.etdp", "model.json"], "give it alone"),
-    ],
-)
-def test_what_does_not_fit_of_executorch_is_one_line(ask, model, words, said):
-    done = ask("import", *words, "-o", "out.parquet")
-    assert done.code == 1
-    assert done.err.startswith("error: ")
-    assert said in done.err
-    assert "Traceback" not in done.err
-    assert not (model / "out.parquet").exists()
 
 
 # Of a long recording commands answer from the steps that stand for all, and say so

@@ -9,11 +9,10 @@ import sys
 import time
 
 import pytest
-from graph.small_traces import call, launched, op, trace
-from view_text import view_text
+from graph.small_traces import repeated
 
 import daydream
-from daydream import GraphError, NotApplicableError
+from daydream import GraphError
 from daydream.cli import collect as module
 from daydream.cli.collect import Suggestions, suggestions
 from daydream.cli.sweep import values_of
@@ -127,40 +126,32 @@ def test_all_scenarios_go_to_a_file(ask, folder):
 TRACE = ("--trace", "step.parquet", "--gradient-mb", "10")
 
 
-def one_gpu(steps=6):
+def one_gpu():
     #  thread 1  |launch 5|launch 5|AccumulateGrad|  ...   |optimizer|
     #  stream 7     |forward 30|backward 50        |          |update 10|     a step of 100
-    rows = []
-    for n in range(steps):
-        at, first = 100 * n, 10 * n
-        rows += [op("aten::mm", at, at + 8, phase="forward", op="aten::mm")]
-        rows += launched("forward", at + 1, at + 6, at + 36, first + 1, phase="forward", op="aten::mm")
-        rows += [op("MmBackward0", at + 10, at + 18, phase="backward", op="MmBackward0")]
-        rows += launched("backward", at + 11, at + 37, at + 80, first + 2, phase="backward", op="MmBackward0")
-        rows += [op(
-            "torch::autograd::AccumulateGrad", at + 20, at + 22, phase="backward",
-            op="torch::autograd::AccumulateGrad", shapes="[[1024, 1024]]", dtype="float32",
-        )]  # fmt: skip
-        rows += [op("Optimizer.step", at + 30, at + 40, phase="optimizer", op="Optimizer.step")]
-        rows += launched(
-            "update", at + 31, at + 82, at + 92, first + 3, phase="optimizer", op="Optimizer.step"
-        )
-    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), device_name="NVIDIA A100-SXM4-40GB")
+    grad = "torch::autograd::AccumulateGrad"
+    step = f"""
+        op aten::mm 0 8 phase=forward op=aten::mm
+        launch forward 1 6 36 phase=forward op=aten::mm
+        op MmBackward0 10 18 phase=backward op=MmBackward0
+        launch backward 11 37 80 phase=backward op=MmBackward0
+        op {grad} 20 22 phase=backward op={grad} shapes="[[1024, 1024]]" dtype=float32
+        op Optimizer.step 30 40 phase=optimizer op=Optimizer.step
+        launch update 31 82 92 phase=optimizer op=Optimizer.step
+    """
+    return repeated(step, 100, times=6, device_name="NVIDIA A100-SXM4-40GB")
 
 
-def one_of_four(steps=6, **metadata):
+def one_of_four(**metadata):
     #  thread 1  |launch 5|launch 5|sync ..................... 2|data 12|
     #  stream 7       |work 50           |all-reduce 30        |             a step of 100
-    rows = []
-    for n in range(steps):
-        at, first = 100 * n, 10 * n
-        rows += launched("work", at, at + 6, at + 56, first + 1, phase="backward")
-        rows += launched(
-            "ncclAllReduce", at + 5, at + 56, at + 86, first + 2, phase="backward", kind="collective",
-            collective="all_reduce", bytes=4_000_000, stream=7,
-        )  # fmt: skip
-        rows += [call("cudaDeviceSynchronize", at + 10, at + 88, first + 3), op("data", at + 88, at + 100)]
-    return trace(rows, steps=tuple(100.0 * n for n in range(steps + 1)), **metadata)
+    step = """
+        launch work 0 6 56 phase=backward
+        launch ncclAllReduce 5 56 86 phase=backward kind=collective collective=all_reduce bytes=4000000
+        call cudaDeviceSynchronize 10 88
+        op data 88 100
+    """
+    return repeated(step, 100, times=6, **metadata)
 
 
 @pytest.fixture(scope="module")
@@ -203,20 +194,16 @@ def test_recorded_collectives_are_resized():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("world", "options", "said"),
     [
-        ({"bandwidth": 10.0}, GraphError, "bandwidth has no meaning"),
-        ({"bucket_mb": 1.0}, GraphError, "bucket_mb has no meaning"),
+        ({"world_size": 4}, {"bandwidth": 10.0}, "bandwidth has no meaning"),
+        ({"world_size": 4}, {"bucket_mb": 1.0}, "bucket_mb has no meaning"),
+        ({}, {"cluster": "p3"}, "does not say of how many workers"),
     ],
 )
-def test_options_of_ddp_mean_nothing_to_recorded_collectives(options, error, said):
-    with pytest.raises(error, match=said):
-        daydream.scaling(one_of_four(world_size=4), [2], **options)
-
-
-def test_collectives_of_an_unknown_number_of_workers():
-    with pytest.raises(NotApplicableError, match="does not say of how many workers"):
-        daydream.scaling(one_of_four(), [2], cluster="p3")
+def test_what_recorded_collectives_cannot_be_asked(world, options, said):
+    with pytest.raises(GraphError, match=said):
+        daydream.scaling(one_of_four(**world), [2], **options)
 
 
 @pytest.mark.parametrize(
@@ -236,20 +223,6 @@ def test_what_makes_no_sense_is_refused(replay, wrong, said):
         daydream.scaling(replay, **wrong)
 
 
-def test_the_screen_shows_a_row_for_each_number_and_fits(replay):
-    found = daydream.scaling(replay, [1, 2, 1024], cluster="p3:128", jitter=0.02)
-    screen = view_text(found)
-
-    lines = screen.splitlines()
-    assert lines[0] == "1,024 workers: 30.21x the throughput of one, efficiency 2.95%"
-    assert lines[1].startswith("  largest loss: inter-node bandwidth; from a step of 100.0 us on 1 worker, ")
-    heads = "workers  throughput  efficiency  step, us  overhead  exposed  waiting  bound by, lost to"
-    assert lines[3].split() == heads.split()
-    assert [line.split()[0] for line in lines[4:7]] == ["1", "2", "1,024"]
-    assert found._repr_html_().count("<tr>") == 4
-    assert "1,024 workers" in repr(found)
-
-
 @pytest.mark.parametrize("name", ["scaling.png", "scaling.html"])
 def test_a_plot_is_written_and_not_over_another(ask, folder, name):
     pytest.importorskip("matplotlib")
@@ -263,11 +236,6 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
     assert "--force" in again.err
     assert ask(*asked, "--force").code == 0
     assert (folder / name).read_bytes() == content
-
-
-def test_the_legend_says_that_contention_is_in_what_is_exposed(replay):
-    slowed = view_text(daydream.scaling(replay, [1, 4], cluster="dgx-a100", contention=1.3))
-    assert "and how they slow kernels that run meanwhile." in " ".join(slowed.split())
 
 
 # What `collect` suggests at its end: the largest gains, with their code; nothing that harms the run

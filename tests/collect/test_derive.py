@@ -1,6 +1,7 @@
 """From raw rows to a trace: who encloses whom, who launched what, and what device work does."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -204,33 +205,15 @@ def test_an_import_says_which_function_called_and_nothing_of_the_machine(importe
 
 # -- what device work does -----------------------------------------------------------------------------
 
-TYPES = """
-    float32 ampere_sgemm_128x64_nn
-    float32 Cijk_Ailk_Bljk_SB_MT64x64x16
-    float32 void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>(Params)
-    float32 sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16
-    float64 volta_dgemm_64x64_nn
-    float16 ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_nn
-    float16 volta_h884gemm_64x64_ldg8_nn
-    float16 void reduce_kernel<512, 1, ReduceOp<c10::Half, func_wrapper_t<sum_functor<c10::Half, float>>>>
-    float16 void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>
-    float16 nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN
-    bfloat16 nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT
-    bfloat16 ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn
-    bfloat16 Cijk_Ailk_Bljk_BBS_BH_Bias_MT64x64
-    bfloat16 void vectorized_elementwise_kernel<4, BUnaryFunctor<c10::BFloat16, MulFunctor<float>>>
-    int64 void vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<long>, Array<char*, 2>>
-    float4_e2m1 _matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1
-    float4_e2m1 void cutlass::gemm<cutlass::bfloat16_t, cutlass::nv_float4_t<cutlass::float_e2m1_t> >()
-    float8_e4m3fn void fp8_blockscale_gemm_kernel<float, 128>(float*)
-    None batched_transpose_16x32_half
-    None my_kernel
-"""
+ROWS = Path(__file__).with_name("kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 
 
-@pytest.mark.parametrize("line", TYPES.strip().splitlines())
-def test_kernel_names_give_away_their_element_type(line):
-    dtype, name = line.strip().split(" ", 1)
+def kernel_names(told):
+    return [line.split("\t")[1:] for line in ROWS if line.startswith(told)]
+
+
+@pytest.mark.parametrize(("dtype", "name"), kernel_names("dtype"))
+def test_kernel_names_give_away_their_element_type(dtype, name):
     assert str(dtype_of_kernel(name)) == dtype
 
 
@@ -248,23 +231,6 @@ COLLECTIVES = """
     reduce_scatter _reduce_scatter_base_
     None wait
 """
-KERNELS = """
-    all_reduce ncclKernel_AllReduce_RING_LL_Sum_float
-    send_recv ncclDevKernel_SendRecv
-    all_reduce void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)
-    all_reduce void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(...)
-    all_reduce void tensorrt_llm::kernels::twoShotAllReduceKernel<half, 8>(...)
-    all_to_all void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(...)
-    all_to_all void deep_ep::intranode::cached_notify_combine<2>(void**, int*, int)
-    all_to_all mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>
-    reduce_scatter hcom_reduceScatter__123_0
-    barrier void c10d::symmetric_memory::barrier_kernel(unsigned int**, int)
-    None _combined_routing_compute
-    None triton_poi_fused_all_reduce_wait_tensor_0
-    None void softmax_kernel<float, BlockAllReduce<float> >(float*)
-    None void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(...)
-    None gemm_allreduce_sm90_bf16
-"""
 
 
 def test_collectives_have_one_name_each():
@@ -273,9 +239,8 @@ def test_collectives_have_one_name_each():
         assert str(collective_of_name(name)) == operation
 
 
-@pytest.mark.parametrize("line", KERNELS.strip().splitlines())
-def test_kernels_that_communicate_by_themselves_are_collectives(imported, line):
-    operation, name = line.strip().split(" ", 1)
+@pytest.mark.parametrize(("operation", "name"), kernel_names("collective"))
+def test_kernels_that_communicate_by_themselves_are_collectives(imported, operation, name):
     (work,) = rows("kernel k 10 30 correlation=1")
     trace = imported("call cudaLaunchKernel 0 5 correlation=1", {**work, "name": name})
     assert trace.values("kind")[-1] == ("kernel" if operation == "None" else "collective")

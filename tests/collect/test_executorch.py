@@ -114,9 +114,11 @@ def test_operators_of_a_record_weigh_the_bytes_that_they_read_and_write():
 
 def test_rows_of_a_delegate_with_a_map_have_its_handles():
     rows = [
-        Row("Method::execute", 0, 10), Row("DELEGATE_CALL", 1, 9, identifier="0"),
-        Row("1", 2, 5, delegated=True, identifier="0:1"), Row("2", 5, 8, delegated=True, identifier="0:2"),
-    ]  # fmt: skip
+        Row("Method::execute", 0, 10),
+        Row("DELEGATE_CALL", 1, 9, identifier="0"),
+        Row("1", 2, 5, delegated=True, identifier="0:1"),
+        Row("2", 5, 8, delegated=True, identifier="0:2"),
+    ]
     both = [Handle("aten::linear", layer="fc1"), Handle("aten::relu", layer="act")]
     entries = {"0": both, "0:1": both[:1], "0:2": both[1:]}
     trace = derive(recording_of(rows, entries, Path("x.etdp"), []))
@@ -153,11 +155,26 @@ def test_vectors_that_overlap_do_not_multiply_the_events(tmp_path):
         return number(4 + 2 * len(slots), 2) + number(8, 2) + b"".join(number(each, 2) for each in slots)
 
     root, run, event = table(1), table(3), table(0)
-    body = b"".join((
-        number(8 + len(root)), b"ED00", root, number(len(root)), number(4), vector(4 + len(run)),
-        run, number(len(run)), number(4), vector(4 + len(event)),
-        event, number(len(event)), number(4), event, number(len(event)), number(0),
-    ))  # fmt: skip
+    body = b"".join(
+        (
+            number(8 + len(root)),
+            b"ED00",
+            root,
+            number(len(root)),
+            number(4),
+            vector(4 + len(run)),
+            run,
+            number(len(run)),
+            number(4),
+            vector(4 + len(event)),
+            event,
+            number(len(event)),
+            number(4),
+            event,
+            number(len(event)),
+            number(0),
+        )
+    )
     path = tmp_path / "many.etdp"
     path.write_bytes(body)
     with pytest.raises(TraceError, match=r"many\.etdp is cut off or damaged"):
@@ -242,25 +259,6 @@ def test_a_table_with_odd_columns_is_one_clear_line(tmp_path, change, said):
         loaded(tmp_path, {name: value for name, value in row.items() if value is not ...})
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            '{"columns": ["event_block_name"], "data": []}',
-            "in an unknown order; save it with orient='records'",
-        ),
-        ('[{"event_block_name": "a"}, 3]', "in an unknown order"),
-        ('[{"event_block_name": "a"', "is no readable JSON"),
-        ('{"event_block_name": {}}', "without a row"),
-    ],
-)
-def test_a_table_in_an_odd_order_is_one_clear_line(tmp_path, text, said):
-    path = tmp_path / "table.json"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=said):
-        daydream.load(path)
-
-
 def test_a_damaged_footer_is_not_read_as_long_as_it_says(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1" + b"\0" * 20 + (0xFFFFFFFF).to_bytes(4, "little") + b"PAR0")
@@ -276,9 +274,11 @@ def orders(rows):
     columns = {name: {str(number): row[name] for number, row in enumerate(rows)} for name in rows[0]}
     whole = json.dumps(rows).encode()
     return {
-        "records": whole, "columns": json.dumps(columns).encode(), "packed": gzip.compress(whole),
+        "records": whole,
+        "columns": json.dumps(columns).encode(),
+        "packed": gzip.compress(whole),
         "lines": b"\n".join(json.dumps(row).encode() for row in rows),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("order", ["records", "columns", "packed", "lines"])

@@ -528,46 +528,22 @@ def in_flight(recording):
     return tuple(int((launched - np.searchsorted(end, time, side="right")).max()) for time in times)
 
 
-A100 = {"runtime": 18_322, "kernel": 18_320, "sync": 2, "blocked": 7}
-RTX = {
-    "runtime": 20_436, "kernel": 17_032, "memset": 1_510, "memcpy": 272, "sync": 169, "annotation": 31,
-    "blocked": 514,
-}  # fmt: skip
-RTX_NAMES = {
-    "Context Sync": 15, "Event Query": 42, "Stream Sync": 112, "Memcpy DtoD (Device -> Device)": 130,
-    "Memcpy HtoD (Pageable -> Device)": 112, "Memcpy HtoD (Pinned -> Device)": 30, "Forward": 15,
-}  # fmt: skip
-PIPELINE = {
-    "operator": 18_490, "runtime": 7_466, "kernel": 4_010, "memcpy": 1_020, "annotation": 628, "sync": 366,
-    "memset": 269,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("name", "kinds", "names", "flight"),
+    ("name", "flight"),
     [
         # 1,022 are in flight when calls return; one that is blocked makes it 1,023
-        ("a100_gpt2.7b_forward_eager", A100, {"cudaLaunchKernel": 18_320, "Context Sync": 2}, (1_023, 1_022)),
-        ("rtx3070ti_transformer_training_nvtx", RTX, RTX_NAMES, (1_022, 1_021)),
-        (
-            "h100_pipeline_2gpu",
-            PIPELINE,
-            {"Stream Wait Event": 200, "Event Query": 133, "Stream Sync": 33},
-            None,
-        ),
+        ("a100_gpt2.7b_forward_eager", (1_023, 1_022)),
+        ("rtx3070ti_transformer_training_nvtx", (1_022, 1_021)),
     ],
 )
-def test_the_shared_exports_have_their_counts_and_full_queues(name, kinds, names, flight):
+def test_the_queues_of_shared_exports_are_full(name, flight):
     recording = read_nsys(shared_trace(f"nsys/{name}.sqlite.gz"))
-    assert Counter(kind for (kind,) in rows_of(recording, "kind")) == kinds
-    assert Counter(name for (name,) in rows_of(recording, "name")).items() >= names.items()
-    if flight:
-        assert in_flight(recording) == flight
-        assert recording.metadata["notes"] == []
-        return
-    calls = set(recording["correlation"][recording.is_kind("runtime")].tolist())
-    device = recording.is_kind("kernel", "memcpy", "memset")
-    assert sum(code not in calls for code in recording["correlation"][device].tolist()) == 31
+    assert in_flight(recording) == flight
+    assert recording.metadata["notes"] == []
+
+
+def test_the_shared_pipeline_has_two_ranks_and_lost_its_records():
+    recording = read_nsys(shared_trace("nsys/h100_pipeline_2gpu.sqlite.gz"))
     lost = "200 of 200 waits for an event have no record of the event in the file."
     assert lost in recording.metadata["notes"]
     assert [int(part.is_kind("kernel").sum()) for part in split_ranks(recording)] == [1_993, 2_017]

@@ -5,11 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from graph.small_traces import call, kernel, note, of_kinds, one, training
-from shared import shared_trace
 
 from daydream.collect.derive.by_parameter import cut_by_parameter
-from daydream.collect.importers import import_trace
-from daydream.trace.schema import PHASES
 
 NODE = "autograd::engine::evaluate_function:"
 MAIN, ENGINE, LOADER = 1, 2, 3
@@ -235,20 +232,3 @@ def test_a_loader_that_launches_is_no_engine(imported):
     found = told(imported, [*FORWARD, *BACKWARD, *UPDATE, (LOADER, "flip"), (LOADER, "flip")])
     assert (found[:10], found[10:] == "bb") == ("fffbbbbuuu", False)
     assert Counter(told(imported, DGRAD)) == {"f": 3}
-
-
-@pytest.mark.parametrize(
-    ("name", "backward"),
-    [
-        ("nsys/rtx3070ti_transformer_training_nvtx", (0.42, 0.46)),
-        ("pairs/vit_a100/4workers", (0.68, 0.74)),
-        ("pairs/a10_gpt_small/small_1024", (0.5, 0.6)),
-        ("pairs/unet3d_a100/4gpu_nobroadcast", (0.45, 0.55)),
-    ],
-)
-def test_shared_nsys_traces_have_a_backward_pass(name, backward):
-    trace = import_trace([shared_trace(f"{name}.sqlite.gz")])
-    rows = trace.is_kind("kernel")
-    time = trace["duration_ns"][rows].astype(float)
-    share = time[trace["phase"][rows] == PHASES.index("backward")].sum() / time.sum()
-    assert backward[0] <= share <= backward[1]

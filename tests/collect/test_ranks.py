@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from collective_traces import collective, trace_of
-from graph.small_traces import kineto, training, write
+from graph.small_traces import collective, kineto, trace, training, write
 from shared import shared_trace
 
 import daydream
@@ -23,16 +22,17 @@ def run(rank, ends, *, late=0, **columns):
 
 def met(*runs):
     """Return each meeting as (rank, start in us) of its members."""
-    trace = trace_of(*(row for rows in runs for row in rows))
-    start, rank = trace["start_ns"] // 1000, trace["rank"]
-    return [[(int(rank[row]), int(start[row])) for row in rows] for rows in match_collectives(trace).rows]
+    found = trace(*(row for rows in runs for row in rows))
+    start, rank = found["start_ns"] // 1000, found["rank"]
+    return [[(int(rank[row]), int(start[row])) for row in rows] for rows in match_collectives(found).rows]
 
 
-def aligned(*runs, **metadata):
+def aligned(*runs, listed=(), **metadata):
     """Return a trace of these rows after its clocks were aligned, what is known of them, and the notes."""
-    trace = trace_of(*(row for rows in runs for row in rows), **metadata)
-    align_ranks(trace)
-    return trace, trace.metadata["alignment"], " ".join(trace.metadata["notes"])
+    found = trace(*(row for rows in runs for row in rows), **metadata)
+    found.metadata["steps"] = list(listed)
+    align_ranks(found)
+    return found, found.metadata["alignment"], " ".join(found.metadata["notes"])
 
 
 # -- who met whom ----------------------------------------------------------------------------------
@@ -69,14 +69,14 @@ def test_the_root_of_a_broadcast_that_ends_early_says_nothing_about_the_clocks()
     rows = [collective(10, 20, rank=0), collective(12, 22, rank=1)]
     for rank, at in ((0, 21), (1, 401)):
         rows += [collective(at + n, at + n + 10, rank=rank, operation="broadcast") for n in (0, 11)]
-    found = match_collectives(trace_of(*rows))
+    found = match_collectives(trace(*rows))
     assert found.offset_ns == {0: 0, 1: -2_000}
     assert found.spread_ns.tolist() == [2_000, 0, 0]
 
 
 def test_a_row_lost_in_the_middle_costs_no_other_match():
     ends = [1_000.0 * place for place in range(1, 9)]
-    found = match_collectives(trace_of(*run(0, ends), *run(1, ends[:4] + ends[5:])))
+    found = match_collectives(trace(*run(0, ends), *run(1, ends[:4] + ends[5:])))
     assert (len(found), found.residual_ns, found.alone) == (7, 0, {0: 1})
 
 
@@ -86,7 +86,7 @@ def test_a_row_lost_in_the_middle_costs_no_other_match():
 def test_a_clock_that_lies_behind_is_moved_and_it_is_said():
     steps = [{"name": "a", "rank": 1, "start_ns": -1_000_000_000, "end_ns": None}]
     both = run(0, ENDS), run(1, ENDS, late=1_000_000)
-    trace, known, notes = aligned(*both, origin_ns=5_000_000_000, steps=steps)
+    trace, known, notes = aligned(*both, origin_ns=5_000_000_000, listed=steps)
     assert trace.metadata["steps"][0]["start_ns"] == 0
     assert (trace["start_ns"] + trace["duration_ns"]).tolist() == [1000 * end for end in ENDS] * 2
     assert known == {

@@ -119,25 +119,6 @@ def test_what_is_no_profile_of_jax_is_refused_in_a_line(tmp_path):
     assert "cut off or damaged" in refused(write(tmp_path / "x.xplane.pb", b"\x0a" + b"\xff" * 30))
 
 
-@pytest.mark.parametrize(
-    ("name", "kernels", "devices", "gpu"),
-    [
-        ("a10g_conv2d", 60, 1, "NVIDIA A10G"),
-        ("mi300x_jax0.8_conv_8gpu", 235, 8, "AMD Instinct MI300X"),
-        ("mi300x_jax_legacy_conv_8gpu", 78, 2, "AMD Instinct MI300X"),
-        ("mi300x_jax_te_fused_attn_training", 150, 1, "AMD Instinct MI355X"),  # gfx950 at 2.4 GHz
-    ],
-)
-def test_public_profiles_are_linked_and_replay(name, kernels, devices, gpu):
-    trace = public(name)
-
-    work = trace.is_kind("kernel", "memcpy", "memset", "collective")
-    assert work.sum() == kernels
-    assert (trace["parent"][work] >= 0).all()
-    assert [device["name"] for device in trace.metadata["devices"]] == [gpu] * devices
-    assert daydream.replay(trace).max_error < 0.01
-
-
 def test_a_public_training_profile_is_bound_by_its_gpu():
     trace = public("mi300x_jax_te_fused_attn_training")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from view_text import view_text
+from shared import view_text
 
 import daydream
 from daydream.collect.derive.collectives import host_collectives, match_collectives

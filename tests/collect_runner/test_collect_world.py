@@ -222,24 +222,6 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--world", "4", "--rank", "4"], "--rank is 4, but a world of 4 has ranks 0 to 3"),
-        (["--rank", "1"], "--rank, --cluster, --all-stages and --imbalance go with --world"),
-        (["--world", "4", "--nproc-per-node", "2"], "--world and --nproc-per-node exclude each other"),
-        (["--world", "4", "--imbalance", "0.5"], "--imbalance is 0.5; it is 1, balanced, or more"),
-        (["--world", "4", "--cluster", "nowhere"], "unknown cluster 'nowhere'"),
-    ],
-)
-def test_what_makes_no_world_is_refused_before_anything_runs(folder, ask, words, said):
-    folder.script("open('ran', 'w')", begin="")
-    done = ask(*words, "train.py")
-
-    assert said in done.err
-    assert (done.out, done.code > 0, (folder.path / "ran").exists()) == ("", True, False)
-
-
 def test_an_error_that_ends_the_script_is_explained_or_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "excepthook", lambda *given: shown.append(given[1]))

@@ -139,21 +139,3 @@ def test_a_change_that_fails_is_told_and_the_script_goes_on(folder):
     assert done.code == 1
     assert "trained to the end" in done.out
     assert "error: the change could not be made in the script: ValueError: no such kernel" in done.err
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "said"),
-    [
-        (("train.py",), 2, "name an optimization first"),
-        (("nothing-known", "train.py"), 1, "unknown optimization"),
-        (("vdnn", "train.py"), 2, "vdnn can be predicted, not confirmed"),
-        (("fused-adam", "nowhere.py"), 2, "'nowhere.py' is not a file"),
-    ],
-)
-def test_what_cannot_be_confirmed_is_refused_before_anything_runs(folder, args, code, said):
-    folder.script("open('ran', 'w')")
-    done = folder.confirm(*args)
-
-    assert said in done.err
-    assert done.code == code
-    assert not (folder.path / "ran").exists()

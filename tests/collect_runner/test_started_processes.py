@@ -267,42 +267,6 @@ def test_a_script_without_torch_is_told_so_and_nothing_is_written(folder):
     assert sorted(path.name for path in folder.path.iterdir()) == ["train.py"]
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["gone.py"], "'gone.py' is not a file"),
-        (["python", "train.py"], "Name the training script alone"),
-        (["--steps", "0", "train.py"], "--steps"),
-        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node"),
-        (["--epochs", "3", "train.py"], "--epochs"),
-        ([], "-m MODULE | SCRIPT"),
-    ],
-)
-def test_what_cannot_be_run_is_a_usage_error(args, said, ask):
-    done = ask(*args)
-
-    assert done.code == USAGE
-    assert said in done.err
-
-
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        ("taken.parquet", "taken.parquet exists already; choose another name or give --force"),
-        ("gone/t.parquet", "there is no folder gone"),
-    ],
-)
-def test_an_output_that_cannot_be_is_refused_before_the_script_runs(output, said, ask, folder):
-    folder.script("open('ran', 'w')", **PLAIN)
-    (folder.path / "taken.parquet").write_text("kept")
-    done = ask("-o", output, "train.py")
-
-    assert done.code == FAILED
-    assert said in done.err
-    assert not (folder.path / "ran").exists()
-    assert (folder.path / "taken.parquet").read_text() == "kept"
-
-
 @pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_to_is_refused(ask, folder):
     folder.script("open('/dev/null')", **PLAIN)

@@ -6,10 +6,9 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 import pytest
-from collective_traces import collective, trace_of
 from daydream.optimizations._hardware import gpu
 from graph.small_graphs import kernels
-from graph.small_traces import dims, kernel
+from graph.small_traces import collective, dims, kernel, trace
 from pyarrow.parquet import write_table
 from recorded import Program
 from shared import shared_replay
@@ -498,9 +497,9 @@ def job(device="NVIDIA H100 80GB HBM3", ranks=(0, 1, 2, 3), operation="all_reduc
         collective(100, 200, 4 * 2**20, operation=operation, group="all", **more),
     )
     graph = build(
-        trace_of(
+        trace(
             *rows,
-            steps=[{"start_ns": 0, "end_ns": 200_000}],
+            steps=(0, 200),
             devices=[{"id": 0, "name": device}],
             world_size=len(ranks),
             groups=[{"name": "all", "ranks": list(ranks)}],

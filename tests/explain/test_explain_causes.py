@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from graph.small_traces import repeated as recorded_steps
 from graph.small_traces import rows, trace
 from machine.programs import PROGRAMS
-from shared import shared_replay
+from shared import shared_replay, view_text
 from two_streams import steps
-from view_text import view_text
 
 import daydream
 from daydream.costs.devices import find_device
@@ -26,12 +26,8 @@ STEPS = 4
 
 
 def repeated(text, length):
-    """Return a trace of steps of this length in us, each with these rows.
-
-    It is of no profiler that is known to cost anything: figures are those of the recorded step.
-    """
-    found = rows(text, times=STEPS, every=length, ids=10)
-    return trace(found, steps=tuple(length * n for n in range(STEPS + 1)), profiler="by hand")
+    """Return a trace of steps of no profiler that is known to cost anything: the recorded step counts."""
+    return recorded_steps(text, length, times=STEPS, profiler="by hand")
 
 
 def causes(explanation):

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from shared import shared_replay, shared_trace
-from view_text import view_text
+from shared import shared_replay, shared_trace, view_text
 
 import daydream
 from daydream.report.views.explanation import beside, verdict

@@ -4,12 +4,9 @@ Where the digest fits what was edited, only somebody who may write in the user's
 """
 
 import json
-import random
-from collections.abc import Callable
 
 from daydream.files.cache import HEAD, MARK, ROW
 
-Damage = Callable[[random.Random, bytes, bytes], bytes]
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "float64", "object", "<U8", "", None, 7)
 NUMBERS = (-1, 0, 1, 7, ROW, ROW + 1, 2**28, 2**28 + 1, 2**62, 2**70, 1.5, True, None, "1", [])
 

@@ -12,6 +12,7 @@ ASK = {  # TRACE, OTHER, NAME and CHANGED stand for what each case fills in, and
     "scaling --trace TRACE --workers 1,2,...,64 --gradient-mb 1": 1, "compare TRACE OTHER": 3,
     "sweep scale --set factor=0,0.5 --on gpu --trace TRACE": 2, "import TRACE -o out.parquet": 5,
     "explain --trace TRACE --whatif NAME": 1, "compare TRACE OTHER --whatif NAME": 1, "whatif --list": 0.2,
+    "x": 0.1, "collect": 0.1, "confirm NAME": 0.1, "calibrate": 0.1,
 }  # fmt: skip
 
 

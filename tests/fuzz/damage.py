@@ -1,23 +1,69 @@
 """Sound files with something wrong: bytes, JSON values, cells of tables, rows of databases, columns of parquet."""
 
+import base64
 import copy
 import gzip
 import io
+import json
 import sqlite3
 import tempfile
 from pathlib import Path
 
 INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 100, 2**16, 2**31 - 1, 2**40, 2**53, 2**62, 2**63 - 1)
 STRANGE = (
-    *INTEGERS, None, True, False, "", "a", "\x1b[31mred\x1b[0m", "half \ud83d", "-1", "1e3", "0x1f", "a\nb", 1.5,
-    5e-324, -7.25, 2**32 - 1, 2**63, 2**64 - 1, 10**30, 1e300, -1e300, float("nan"), float("inf"), [], [1, 2],
-    [[1, 2], [3]], [2**40, 2**40, 2**40], [None], {}, {"a": [None]}, [[[[[[1]]]]]], "record_param_comms",
-    "ProfilerStep#1", "nn.Module: Linear_0", "Optimizer.step#Adam.step", "aten::mm", "kernel", "cpu_op",
-)  # fmt: skip
+    *INTEGERS,
+    None,
+    True,
+    False,
+    "",
+    "a",
+    "\x1b[31mred\x1b[0m",
+    "half \ud83d",
+    "-1",
+    "1e3",
+    "0x1f",
+    "a\nb",
+    1.5,
+    5e-324,
+    -7.25,
+    2**32 - 1,
+    2**63,
+    2**64 - 1,
+    10**30,
+    1e300,
+    -1e300,
+    float("nan"),
+    float("inf"),
+    [],
+    [1, 2],
+    [[1, 2], [3]],
+    [2**40, 2**40, 2**40],
+    [None],
+    {},
+    {"a": [None]},
+    [[[[[[1]]]]]],
+    "record_param_comms",
+    "ProfilerStep#1",
+    "nn.Module: Linear_0",
+    "Optimizer.step#Adam.step",
+    "aten::mm",
+    "kernel",
+    "cpu_op",
+)
 CELLS = (
     *["", "x", "-1", "1e9", "nan", "inf", "0", "\x00", "\x1b[31m", "(", "Agent 99", "99999999999999999999"],
-    "1,2", "1.048,576", '"', "1,362.20",
-)  # fmt: skip
+    "1,2",
+    "1.048,576",
+    '"',
+    "1,362.20",
+)
+
+OTHERS = ("x", 1.5, None, b"b", True, [1], {"a": 1}, 2**63 - 1, -5, 2**47, 2**50)
+
+
+def text_of(document):
+    """Return JSON, whatever its texts hold."""
+    return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
 def bytes_changed(text, chance):
@@ -74,15 +120,11 @@ def database_changed(content, chance):
             column = chance.choice(columns)
             rows = f"WHERE rowid % {chance.choice((1, 2, 7))} = 0"
             value = chance.choice((*INTEGERS, None, "", "x", b"\xff\xfe", 1.5, float("inf"), "\x1b[31m"))
-            how, given = chance.choice(
-                [(f"UPDATE '{table}' SET \"{column}\" = ? {rows}", [value])] * 4
-                + [
-                    (f"DELETE FROM '{table}' {rows}", []),
-                    (f"ALTER TABLE '{table}' DROP COLUMN \"{column}\"", []),
-                ]
-            )
+            others = f"DELETE FROM '{table}' {rows}", f"ALTER TABLE '{table}' DROP COLUMN \"{column}\""
+            update = f"UPDATE '{table}' SET \"{column}\" = ? {rows}"
+            how = chance.choice((*[update] * 4, *others))
             try:
-                connection.execute(how, given)
+                connection.execute(how, [value] * how.count("?"))
             except sqlite3.Error:  # the only column, or one of an index
                 continue
         connection.commit()
@@ -91,43 +133,57 @@ def database_changed(content, chance):
 
 
 def columns_changed(table, chance):
-    """Give columns of an Arrow table other values or types, or drop, double, cut or empty them."""
+    """Give columns of an Arrow table other values or types, or drop, double, cut, mix or empty them."""
     import pyarrow as pa
 
     for _ in range(chance.choice((1, 1, 2, 5))):
         if not table.num_columns or not table.num_rows:
             return table
         at, rows = chance.randrange(table.num_columns), table.num_rows
-        field, values = table.schema.field(at), table.column(at).to_pylist()
-        how = chance.choice(("values",) * 6 + ("drop", "double", "cut", "null", "other", "cast"))
+        field, column = table.schema.field(at), table.column(at)
         kind = field.type if not pa.types.is_dictionary(field.type) else pa.string()
+        how = chance.choice(("values",) * 6 + ("mixed", "drop", "double", "cut", "null", "other", "cast"))
+        values = column.to_pylist() if how in ("values", "mixed") else []
+        odd = [*INTEGERS, None, chance.randrange(rows)] if pa.types.is_integer(kind) else ["", "x", "[[-5]]"]
+        for _ in range(chance.choice((1, 1, 2, rows)) if how == "values" else 0):
+            values[chance.randrange(rows)] = chance.choice((*odd, chance.choice(values)))
+        if how == "mixed":  # each value is right, all together are not
+            chance.shuffle(values)
         try:
-            if how == "values":
-                odd = (
-                    [*INTEGERS, None, chance.randrange(rows)]
-                    if pa.types.is_integer(kind)
-                    else ["", "x", "[[-5]]"]
-                )
-                for _ in range(chance.choice((1, 1, 2, rows))):
-                    values[chance.randrange(rows)] = chance.choice((*odd, chance.choice(values)))
-                table = table.set_column(at, field.name, pa.array(values, kind).cast(field.type))
-            elif how == "drop":
+            if how == "drop":
                 table = table.remove_column(at)
             elif how == "double":
-                table = table.append_column(field, table.column(at))
+                table = table.append_column(field, column)
             elif how == "cut":
                 table = table.slice(chance.randrange(rows + 1), chance.randrange(rows + 1))
-            elif how == "null":
-                table = table.set_column(at, field.name, pa.nulls(rows, field.type))
-            elif how == "other":
-                one = chance.choice(("x", 1.5, None, b"b", True, [1], {"a": 1}, 2**63 - 1, -5))
-                table = table.set_column(at, field.name, pa.array([one] * rows))
-            else:
+            elif how == "cast":
                 kinds = pa.int8(), pa.int16(), pa.uint64(), pa.float64(), pa.string(), pa.int64()
-                table = table.set_column(at, field.name, table.column(at).cast(chance.choice(kinds)))
+                table = table.set_column(at, field.name, column.cast(chance.choice(kinds)))
+            else:
+                values = {"null": [None] * rows, "other": [chance.choice(OTHERS)] * rows}.get(how, values)
+                column = pa.array(values) if how == "other" else pa.array(values, kind).cast(field.type)
+                table = table.set_column(at, field.name, column)
         except (pa.ArrowException, OverflowError):  # a value that the type cannot hold
             continue
     return table
+
+
+def parquet_changed(content, chance):
+    """Change columns of a parquet file, its metadata, or the table of memory that files of schema 1 have there."""
+    from pyarrow.parquet import read_table
+
+    table = read_table(io.BytesIO(content))
+    about = dict(table.schema.metadata)
+    if chance.random() < 0.7:
+        table = columns_changed(table, chance)
+    elif b"daydream.memory" in about:
+        inner = columns_changed(read_table(io.BytesIO(base64.b64decode(about[b"daydream.memory"]))), chance)
+        about[b"daydream.memory"] = base64.b64encode(written(inner))
+    else:
+        text = json.dumps(tree_changed(json.loads(about[b"daydream"]), chance))
+        odd = "", "null", "[]", "[" * 100_000, '{"schema_version": 1e400}', text[: len(text) // 2]
+        about[b"daydream"] = chance.choice((*[text] * 90, *odd)).encode("utf-8", "replace")
+    return written(table.replace_schema_metadata(about))
 
 
 def written(table):
@@ -147,3 +203,18 @@ def packed(name, text, chance):
         text = gzip.compress(text, 1)
         return {f"{name}.gz": bytes_changed(text, chance) if chance.random() < 0.3 else text}
     return {name: text}
+
+
+def damaged(name, content, chance):
+    """Return a file with something wrong, by what it holds, or with nothing wrong; as `packed` leaves it."""
+    ending = name.rpartition(".")[2]
+    if ending == "json":
+        content = text_of(tree_changed(json.loads(content), chance))
+    elif ending in ("csv", "txt"):
+        text = cells_changed(content.decode(), chance, separator=chance.choice(", "))
+        content = text.encode("utf-8", "surrogatepass")
+    elif ending in ("db", "sqlite"):
+        content = database_changed(content, chance)
+    elif ending == "parquet":
+        content = parquet_changed(content, chance)
+    return packed(name, content, chance)

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from fuzz.cases import case_of, sound
+from fuzz.cases import case_of, exports, public, sound
 
 RANK_SECONDS = 40  # fifty what-ifs
 CPU_SECONDS, WALL_SECONDS = 10, 90  # of one case; other programs may slow it, so CPU time is what counts
@@ -168,7 +168,8 @@ def prepare():
             importlib.import_module(module.name)
     for name in READERS:
         importlib.import_module(f"daydream.collect.importers.{name}")
-    sound()
+    for made in (sound, exports, public):
+        made()
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
 
 

@@ -20,9 +20,15 @@ Row = dict[str, Any]
 PID = 100
 LEAST_MADE = 1_000_000  # the first correlation that no test gives
 NO_COST = {
-    "event_ns": {}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
-    "before_share": 0.5, "heads": [], "step_hooks_ns": 0,
-}  # fmt: skip
+    "event_ns": {},
+    "input_ns": 0,
+    "module_ns": 0,
+    "annotation_ns": 0,
+    "inside_ns": 0,
+    "before_share": 0.5,
+    "heads": [],
+    "step_hooks_ns": 0,
+}
 """Rows written by hand cost nothing to record."""
 
 
@@ -93,6 +99,12 @@ def launched(name, at, start, end, correlation=None, **columns):
     return [launch, kernel(name, start, end, correlation, **columns)]
 
 
+def collective(start, end, nbytes=4096, *, operation="all_reduce", **more):
+    """One rank's kernel of a collective."""
+    of = {"kind": "collective", "collective": operation, "bytes": nbytes, **more}
+    return kernel(f"nccl_{operation}", start, end, **of)
+
+
 def sync_row(kind, start, correlation, **columns):
     return row("sync", kind, start, start, correlation=correlation, **columns)
 
@@ -107,13 +119,23 @@ def trace(*given, steps=(), **metadata):
     columns, texts = columns_of(rows)
     listed = [
         {
-            "name": f"step {number}", "rank": 0, "start_ns": begin, "end_ns": end, "covered": number > 0,
+            "name": f"step {number}",
+            "rank": 0,
+            "start_ns": begin,
+            "end_ns": end,
+            "covered": number > 0,
             "measured_ns": ends[number] - (ends[number - 1] if number else begin),
         }
         for number, (begin, end) in enumerate(pairwise(borders))
-    ]  # fmt: skip
+    ]
     known = {"profiler_cost": NO_COST} if "profiler" not in metadata else {}
     return Trace(columns, texts, {"steps": listed, "vendor": "cuda", **known, **metadata})
+
+
+def repeated(text, length, *, times=4, ids=10, **metadata):
+    """Return a trace of so many steps of this length in us, each with these rows."""
+    steps = tuple(length * number for number in range(times + 1))
+    return trace(rows(text, times=times, every=length, ids=ids), steps=steps, **metadata)
 
 
 def columns_of(rows):
@@ -173,10 +195,16 @@ def _numbered(given):
 # -- as torch's profiler writes it ---------------------------------------------------------------------
 
 CATEGORIES = {
-    "operator": "cpu_op", "annotation": "user_annotation", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset", "collective": "kernel", "module": "python_function", "frame": "python_function",
+    "operator": "cpu_op",
+    "annotation": "user_annotation",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "collective": "kernel",
+    "module": "python_function",
+    "frame": "python_function",
     "sync": "cuda_sync",
-}  # fmt: skip
+}
 
 
 def kineto(*given, **header):
@@ -219,7 +247,8 @@ def training(steps=3):
     stream        |gemm|relu|loss|     |dgemm|...          |add|
     """
     node = "autograd::engine::evaluate_function: "
-    found = rows(f"""
+    found = rows(
+        f"""
         note enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__ 1 51
         op aten::linear 100 150 External_id=1 Sequence_number=1 Fwd_thread_id=0
         op aten::addmm 105 145 External_id=2 Sequence_number=1 Input_Dims=[[64],[8,32],[32,64]]
@@ -241,7 +270,11 @@ def training(steps=3):
         call cudaLaunchKernel 620 630 correlation=5 External_id=9
         kernel multi_tensor_apply<float> 640 670 correlation=5 External_id=9
         op aten::item 750 780 External_id=10
-    """, times=steps, every=1000, ids=100)  # fmt: skip
+    """,
+        times=steps,
+        every=1000,
+        ids=100,
+    )
     marks = [note(f"ProfilerStep#{step}", 1000 * step, 1000 * step + 999) for step in range(steps)]
     flow = {"cat": "ac2g", "name": "ac2g", "id": 5, "ph": "s", "pid": PID, "tid": 1, "ts": 620}
     name = {"name": "process_name", "ph": "M", "ts": 0, "pid": PID, "tid": 0, "args": {"name": "secret-job"}}
@@ -250,8 +283,11 @@ def training(steps=3):
 
 
 def _find_parents(rows):
-    calls = {(each.get("rank", 0), each["correlation"]): number for number, each in enumerate(rows)
-             if each["kind"] == "runtime"}  # fmt: skip
+    calls = {
+        (each.get("rank", 0), each["correlation"]): number
+        for number, each in enumerate(rows)
+        if each["kind"] == "runtime"
+    }
     open_rows = {}
     for number, each in enumerate(rows):
         each["parent"] = -1
@@ -368,16 +404,13 @@ def waiting_trace(*more):
     #  thread 1  |launch a|record|wait|launch b|      ten times, every 400
     #  stream 7      |a: 10 to 210|
     #  stream 8                     |b: 212 to 232|
-    rows = []
-    for n, at in enumerate(range(0, 4_000, 400)):
-        ids = 10 * n
-        rows += [
-            *launched("a", at, at + 10, at + 210),
-            call("cudaEventRecord", at + 6, at + 7, ids + 2),
-            call("cudaStreamWaitEvent", at + 8, at + 9, ids + 3),
-            *launched("b", at + 10, at + 212, at + 232, stream=8),
-        ]
-    return trace(rows, *more)
+    step = """
+        launch a 0 10 210
+        call cudaEventRecord 6 7 correlation=2
+        call cudaStreamWaitEvent 8 9 correlation=3
+        launch b 10 212 232 stream=8
+    """
+    return trace(rows(step, times=10, every=400, ids=10), *more)
 
 
 def graph_trace(*nodes):
@@ -392,9 +425,11 @@ def ranks_trace(*, skew=0, other="reduce"):
     #  rank 0  stream 7  |a: 10 to 20|reduce: 21 to 91 (70: 50 waiting, 20 transfer)|
     #  rank 1  stream 7  |a: 10 to 70|                        |reduce: 71 to 91     |
     return trace(
-        launched("a", 0, 10, 20, rank=0), launched("reduce", 6, 21, 91, rank=0, kind="collective"),
-        launched("a", 0, 10, 70, rank=1), launched(other, 6, 71, 91 + skew, rank=1, kind="collective"),
-    )  # fmt: skip
+        launched("a", 0, 10, 20, rank=0),
+        launched("reduce", 6, 21, 91, rank=0, kind="collective"),
+        launched("a", 0, 10, 70, rank=1),
+        launched(other, 6, 71, 91 + skew, rank=1, kind="collective"),
+    )
 
 
 def backward_trace(steps=1, *more):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared import view_text
 from small_graphs import kernels, named
 from small_traces import NO_COST, call, kernel, op, row, trace
-from view_text import view_text
 
 import daydream
 from daydream import build
@@ -21,9 +21,16 @@ from daydream.report.info import overview
 from daydream.trace.memory_events import MemoryEvents
 
 OWN = {
-    "event_ns": {"forward": 1000}, "input_ns": 0, "module_ns": 0, "annotation_ns": 0, "inside_ns": 0,
-    "before_share": 1.0, "heads": [], "step_hooks_ns": 0, "rounds": 4,
-}  # fmt: skip
+    "event_ns": {"forward": 1000},
+    "input_ns": 0,
+    "module_ns": 0,
+    "annotation_ns": 0,
+    "inside_ns": 0,
+    "before_share": 1.0,
+    "heads": [],
+    "step_hooks_ns": 0,
+    "rounds": 4,
+}
 PERIOD = 100  # us of a step
 
 
@@ -120,9 +127,15 @@ def test_a_restless_machine_is_told_by_its_signs(times, unprofiled, said):
 # -- the unprofiled prediction ---------------------------------------------------------------------------
 
 COST = {
-    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
-    "annotation_ns": 0,    "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
-}  # fmt: skip
+    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000},
+    "input_ns": 0,
+    "module_ns": 0,
+    "annotation_ns": 0,
+    "inside_ns": 200,
+    "before_share": 0.75,
+    "heads": [],
+    "step_hooks_ns": 0,
+}
 
 
 def pieces(graph):
@@ -157,29 +170,42 @@ def test_what_a_piece_is_too_short_for_is_taken_from_the_next_ones():
 
 def test_every_recorded_input_costs():
     graph = corrected(
-        op("a", 0, 5), op("b", 5, 10, shapes="[[2,3],[],[[4],[4],[4]]]"), op("c", 10, 15),
-        input_ns=80, before_share=1.0,
-    )  # fmt: skip
+        op("a", 0, 5),
+        op("b", 5, 10, shapes="[[2,3],[],[[4],[4],[4]]]"),
+        op("c", 10, 15),
+        input_ns=80,
+        before_share=1.0,
+    )
 
     assert [duration for _, duration, _ in pieces(graph)] == [
-        5000 - 200 - (800 + 5 * 80), 5000 - 200 - 800, 5000 - 200,
-    ]  # fmt: skip
+        5000 - 200 - (800 + 5 * 80),
+        5000 - 200 - 800,
+        5000 - 200,
+    ]
 
 
 def test_a_module_range_costs_what_its_hooks_do():
     graph = corrected(
-        op("a", 0, 5), row("module", "fc", 6, 9, pid=100, tid=1), op("b", 12, 14),
-        module_ns=1000, event_ns={}, inside_ns=0,
-    )  # fmt: skip
+        op("a", 0, 5),
+        row("module", "fc", 6, 9, pid=100, tid=1),
+        op("b", 12, 14),
+        module_ns=1000,
+        event_ns={},
+        inside_ns=0,
+    )
 
     assert pieces(graph) == [("a", 5000, 7000 - 750 - 250), ("b", 2000, 0)]
 
 
 def test_our_own_hooks_at_the_end_of_a_step_cost_too():
     graph = corrected(
-        op("a", 0, 5, phase="forward"), op("b", 9, 12, phase="forward"), steps=(0, 7, 12),
-        step_hooks_ns=1500, event_ns={}, inside_ns=0,
-    )  # fmt: skip
+        op("a", 0, 5, phase="forward"),
+        op("b", 9, 12, phase="forward"),
+        steps=(0, 7, 12),
+        step_hooks_ns=1500,
+        event_ns={},
+        inside_ns=0,
+    )
 
     assert pieces(graph) == [("a", 5000, 4000 - 1500), ("b", 3000, 0)]
 
@@ -208,10 +234,14 @@ def test_the_recording_of_memory_costs_where_it_happened():
         profiler_cost={**COST, "event_ns": {}, "memory_ns": 300},
     )
     thread, pid = int(seen["tid"][0]), int(seen["pid"][0])
-    seen.memory = MemoryEvents({
-        "time_ns": np.array([2000, 6000, 8000]), "bytes": np.array([512, -512, 512]),
-        "pid": np.array([pid] * 3), "tid": np.array([thread, thread, thread + 1]),
-    })  # fmt: skip
+    seen.memory = MemoryEvents(
+        {
+            "time_ns": np.array([2000, 6000, 8000]),
+            "bytes": np.array([512, -512, 512]),
+            "pid": np.array([pid] * 3),
+            "tid": np.array([thread, thread, thread + 1]),
+        }
+    )
 
     graph = without_profiler(build(seen))
 
@@ -263,9 +293,10 @@ def small_run(factor=1.0):
     Without a profiler they took 18 us, times the factor.
     """
     rows = [
-        part for at in (0, 20, 40)
+        part
+        for at in (0, 20, 40)
         for part in (op("a", at, at + 8, phase="forward"), op("b", at + 12, at + 18, phase="forward"))
-    ]  # fmt: skip
+    ]
     times = [round(factor * ns) for ns in (18_000, 19_000, 17_000)]
     return trace(*rows, steps=(0, 20, 40, 60), profiler_cost=COST, unprofiled_step_ns=times)
 
@@ -280,8 +311,10 @@ def test_a_what_if_is_predicted_without_the_profiler():
     assert result.predicted_ns == 18_000 - b // 2
     assert result.to_json()["replayed_ns"] == 18_000
     assert result.to_json()["recorded"] == {
-        "measured_ns": 20_000, "replayed_ns": 20_000, "predicted_ns": 20_000 - 3_000
-    }  # fmt: skip
+        "measured_ns": 20_000,
+        "replayed_ns": 20_000,
+        "predicted_ns": 20_000 - 3_000,
+    }
 
 
 # One question, one answer: which step answers are about, and that all places give the same figures of it.
@@ -335,8 +368,10 @@ def test_the_recorded_step_is_one_object_beside_the_answer():
 def test_the_step_is_scaled_to_the_measured_one_as_far_as_its_cpu_goes():
     replay = daydream.replay(EXAMPLES / "mlp_cpu.json.gz")
     assert (replay.basis, replay.basis_measured_ns, replay.basis_error) == (
-        "recorded", replay.measured_ns, replay.error,
-    )  # fmt: skip
+        "recorded",
+        replay.measured_ns,
+        replay.error,
+    )
     on_device = daydream.replay(EXAMPLES / "train_gpt_h200.parquet")
     assert on_device.basis_ns == 16_908_459  # it waits for the device: no scaling of the CPU shortens it
 
@@ -351,9 +386,12 @@ def test_a_recording_without_steps_says_that_it_is_taken_as_one():
     replay, screen = found.replay, found.to_json()
     ranking = daydream.rank(replay, ["fused-adam"], pairs=0, with_curves=False)
     texts = [
-        view_text(found), view_text(replay), view_text(ranking, top=1),
-        view_text(daydream.explain(replay)), view_text(overview(recorded)),
-    ]  # fmt: skip
+        view_text(found),
+        view_text(replay),
+        view_text(ranking, top=1),
+        view_text(daydream.explain(replay)),
+        view_text(overview(recorded)),
+    ]
     assert [str(text).splitlines()[0].strip() for text in texts] == [said] * len(texts)
     assert screen["notes"][0] == replay.to_json()["notes"][0] == ranking.to_json()["notes"][0] == said
     assert found.predicted_ns < found.predicted_high_ns == found.replayed_ns

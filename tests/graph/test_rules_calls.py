@@ -13,6 +13,7 @@ from small_traces import (
     long_launch_trace,
     op,
     ranks_trace,
+    rows,
     starts,
     sync_row,
     total,
@@ -49,18 +50,18 @@ def test_a_call_may_find_the_queue_full_a_place_early(late):
     #  stands blocked with 199 in flight until the next kernel ends. The last 20 come when all is done.
     #  One call seems to return before there is a place, as where times are rounded.
     ends = [15 + 10 * place for place in range(400)] + [5_000 + 10 * place for place in range(20)]
-    rows, now = [], 0
+    found, now = [], 0
     for place in range(420):
         at = now if place < 400 else ends[place] - 12
         held = ends[place - 200] if 200 <= place < 300 else ends[place - 199] if 300 <= place < 400 else 0
         now = max(at + 1, held)
         early = late if place == 250 else 0
-        rows += [
+        found += [
             call("cudaLaunchKernel", at, now - early, place),
             kernel("k", ends[place] - 10, ends[place], place),
         ]
         now += 3 if place == 299 else 0
-    graph = build(trace(rows))
+    graph = build(trace(found))
     assert (graph.facts.queue_depth, graph.facts.queue_learned) == (200, True)
     assert set(graph.select(on="cpu").duration_ns.tolist()) == {1_000}
 
@@ -71,16 +72,11 @@ def test_a_call_may_find_the_queue_full_a_place_early(late):
 
 
 def test_an_nvidia_queue_that_never_filled_is_assumed_and_a_rocm_one_is_not():
-    rows = [
-        """
-        launch a 0 10 20
-        launch b 30 40 50
-    """
-    ]
+    text = "launch a 0 10 20\nlaunch b 30 40 50"
 
-    assert build(trace(rows)).facts.queue_depth == 1022
-    assert not build(trace(rows)).facts.queue_learned
-    assert build(trace(rows, vendor="rocm")).facts.queue_depth is None
+    assert build(trace(text)).facts.queue_depth == 1022
+    assert not build(trace(text)).facts.queue_learned
+    assert build(trace(text, vendor="rocm")).facts.queue_depth is None
 
 
 # -- synchronization ---------------------------------------------------------------------------------
@@ -146,37 +142,34 @@ def side_rows(*, named):
     #  stream 7  |a: 10 to 110|                               |d: 232 to 242|
     #  stream 8                |b: 112 to 142|
     #  stream 9                |c: 112 to 230.................|
-    rows = [*launched("a", 0, 10, 110)]
+    found = []
     for place, (stream, at) in enumerate([(8, 6), (9, 16), (7, 30), (7, 34)]):
-        rows.append(call("cudaEventRecord", at, at + 1, 20 + place))
-        rows.append(call("cudaStreamWaitEvent", at + 2, at + 3, 30 + place))
+        found.append(call("cudaEventRecord", at, at + 1, 20 + place))
+        found.append(call("cudaStreamWaitEvent", at + 2, at + 3, 30 + place))
         if named:
-            rows.append(sync_row("Stream Wait Event", at + 2, 30 + place, stream=stream))
-    rows += [
-        """
-            launch b 10 112 142 stream=8
-            launch c 20 112 230 stream=9
-            launch d 40 232 242
-        """,
-    ]
-    return rows
+            found.append(sync_row("Stream Wait Event", at + 2, 30 + place, stream=stream))
+    launches = """
+        launch a 0 10 110
+        launch b 10 112 142 stream=8
+        launch c 20 112 230 stream=9
+        launch d 40 232 242
+    """
+    return [*found, launches]
 
 
 def reduce_trace():
     #  thread 1   |launch gradient|wait|launch reduce|launch next| ... |wait|launch update|
     #  stream 7        |gradient: 10 to 60|next: 61 to 90|                 |update: 205 to 215|
     #  stream 40                          |reduce: 62 to 203 ...........|
-    rows = []
-    for at in range(0, 2_000, 500):
-        rows += [
-            *launched("gradient", at, at + 10, at + 60),
-            call("cudaStreamWaitEvent", at + 6, at + 7),
-            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
-            *launched("next", at + 14, at + 61, at + 90),
-            call("cudaStreamWaitEvent", at + 30, at + 31),
-            *launched("update", at + 32, at + 205, at + 215),
-        ]
-    return trace(rows)
+    step = """
+        launch gradient 0 10 60
+        call cudaStreamWaitEvent 6 7
+        launch reduce 8 62 203 stream=40 kind=collective
+        launch next 14 61 90
+        call cudaStreamWaitEvent 30 31
+        launch update 32 205 215
+    """
+    return trace(rows(step, times=4, every=500))
 
 
 def recorded_waits():
@@ -190,26 +183,18 @@ def recorded_waits():
 
 def contradicted():
     #  b starts while a still runs, every time
-    rows = []
-    for at in range(0, 4_000, 400):
-        rows += [
-            *launched("a", at, at + 10, at + 210),
-            call("cudaStreamWaitEvent", at + 8, at + 9),
-            *launched("b", at + 10, at + 20, at + 40, stream=8),
-        ]
-    return trace(rows)
+    step = "launch a 0 10 210\ncall cudaStreamWaitEvent 8 9\nlaunch b 10 20 40 stream=8"
+    return trace(rows(step, times=10, every=400))
 
 
 def own_wait():
     #  the library waits for its collective on a stream of its own; the next work goes on beside it
-    rows = []
-    for at in range(0, 2_000, 500):
-        rows += [
-            *launched("reduce", at, at + 10, at + 203, stream=40, kind="collective"),
-            call("cudaStreamWaitEvent", at + 6, at + 7),
-            *launched("next", at + 8, at + 20, at + 60),
-        ]
-    return trace(rows)
+    step = """
+        launch reduce 0 10 203 stream=40 kind=collective
+        call cudaStreamWaitEvent 6 7
+        launch next 8 20 60
+    """
+    return trace(rows(step, times=4, every=500))
 
 
 STARTS = {  # rows; what starts when (us), and how many waits there are: as recorded, and after each change
@@ -320,8 +305,8 @@ STARTS = {  # rows; what starts when (us), and how many waits there are: as reco
 
 @pytest.mark.parametrize("case", STARTS)
 def test_what_starts_when(case):
-    rows, *stages = STARTS[case]
-    graph = build(trace(rows) if isinstance(rows, str) else rows())
+    recorded, *stages = STARTS[case]
+    graph = build(trace(recorded) if isinstance(recorded, str) else recorded())
     for stage in stages:
         *changed, expected = stage.split(": ")
         for name, factor in map(str.split, changed):
@@ -380,8 +365,8 @@ def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():
     #  stream 8        |b 10 at 205: in the middle of a|  ...    |b at 607|
     graph = build(
         trace(
-            [kernel("a", 402 * n, 402 * n + 400) for n in range(4)],
-            [kernel("b", 402 * n + 205, 402 * n + 215, stream=8) for n in range(3)],
+            rows("kernel a 0 400 correlation=-1", times=4, every=402),
+            rows("kernel b 205 215 correlation=-1 stream=8", times=3, every=402),
         )
     )
     assert total(graph) == 4 * 400 + 3 * 2
@@ -395,14 +380,8 @@ def test_without_launches_a_stream_with_little_to_do_does_not_hold_the_others():
 def test_without_launches_a_pause_of_the_whole_device_stays():
     #  stream 7  |a 0 to 100|          |c 310 to 330|
     #  stream 8                |b 200 to 210|
-    rows = [
-        """
-        kernel a 0 100
-        kernel b 200 210 stream=8
-        kernel c 310 330
-    """
-    ]
-    graph = build(trace(rows, steps=(-50, 150, 400)))
+    text = "kernel a 0 100\nkernel b 200 210 stream=8\nkernel c 310 330"
+    graph = build(trace(text, steps=(-50, 150, 400)))
     assert graph.facts.unexplained_ns == 200_000  # before b, and before c; the time before a is of no step
     graph.select(name="^[ab]$").scale(0)
     assert starts(graph)["c"] == 100 + 100
@@ -426,16 +405,14 @@ def test_three_samples_below_the_largest_make_a_typical_cost(samples, cost):
 
 def test_a_synchronous_collective_is_waited_for_right_behind_its_launch():
     #  thread 1   |launch gradient|wait|launch reduce|wait|launch update|
-    rows = []
-    for at in range(0, 2_000, 500):
-        rows += [
-            *launched("gradient", at, at + 10, at + 60),
-            call("cudaStreamWaitEvent", at + 6, at + 7),
-            *launched("reduce", at + 8, at + 62, at + 203, stream=40, kind="collective"),
-            call("cudaStreamWaitEvent", at + 14, at + 15),
-            *launched("update", at + 16, at + 205, at + 215),
-        ]
-    graph = build(trace(rows))
+    step = """
+        launch gradient 0 10 60
+        call cudaStreamWaitEvent 6 7
+        launch reduce 8 62 203 stream=40 kind=collective
+        call cudaStreamWaitEvent 14 15
+        launch update 16 205 215
+    """
+    graph = build(trace(rows(step, times=4, every=500)))
     assert graph.facts.event_waits == {"recorded": 0, "inferred": 8, "unresolved": 0}
 
     graph.select(kind="collective").scale(0.5)

@@ -52,11 +52,19 @@ def job(steps, *, copies=lambda number, rank: "copy"):
                 op("forward", at, called, **columns),
                 op("c10d::allreduce_", called, called + 5, collective="all_reduce", bytes=8, **columns),
                 op("backward", backward, backward + 20, **columns),
-                note("gloo:all_reduce", called + TAKEN, at + seen.end, rank=rank, tid=8 + number % 2,
-                     collective="all_reduce", bytes=8),
+                note(
+                    "gloo:all_reduce",
+                    called + TAKEN,
+                    at + seen.end,
+                    rank=rank,
+                    tid=8 + number % 2,
+                    collective="all_reduce",
+                    bytes=8,
+                ),
                 op(copies(number, rank), on, on + 20, **columns),
-                op("update", update, update + 20, **columns), op("last", last, last + 20, **columns),
-            ]  # fmt: skip
+                op("update", update, update + 20, **columns),
+                op("last", last, last + 20, **columns),
+            ]
     return finished(rows, len(steps))
 
 
@@ -80,11 +88,30 @@ def two_at_once(*, transfers, noted_late=0):
             halve = ends[1] + WAKE
             use = max(halve + 40, ends[0] + WAKE)
             rows += [op("forward", at, called, **columns)]
-            rows += [op("c10d::allreduce_", called + 10 * n, called + 10 * n + 5, collective="all_reduce",
-                        bytes=8 * (n + 1), **columns) for n in (0, 1)]  # fmt: skip
+            rows += [
+                op(
+                    "c10d::allreduce_",
+                    called + 10 * n,
+                    called + 10 * n + 5,
+                    collective="all_reduce",
+                    bytes=8 * (n + 1),
+                    **columns,
+                )
+                for n in (0, 1)
+            ]
             noted = [ends[0] + noted_late, ends[1]]
-            rows += [note("gloo:all_reduce", called + TAKEN + 10 * n, noted[n], rank=rank, tid=8 + n,
-                          collective="all_reduce", bytes=8 * (n + 1)) for n in (0, 1)]  # fmt: skip
+            rows += [
+                note(
+                    "gloo:all_reduce",
+                    called + TAKEN + 10 * n,
+                    noted[n],
+                    rank=rank,
+                    tid=8 + n,
+                    collective="all_reduce",
+                    bytes=8 * (n + 1),
+                )
+                for n in (0, 1)
+            ]
             rows += [op("halve", halve, halve + 20, **columns), op("use", use, use + 20, **columns)]
     return finished(rows, 4)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from machine.programs import PROGRAMS
 from small_graphs import named
-from small_traces import backward_trace, call, latency_trace, launched, op, starts, total, trace
+from small_traces import backward_trace, call, latency_trace, launched, op, rows, starts, total, trace
 
 import daydream
 from daydream import Trace, build, simulate
@@ -57,12 +57,9 @@ def test_an_answer_about_a_sole_step_does_not_depend_on_when_it_was_recorded():
     """Two batches take 20 us more, whether the clock of the recording began with it or 1 s before."""
     answers = []
     for at in (0, 1_000_000):
-        rows = [
-            op("pass", at, at + 10, phase="forward"),
-            op("grad", at + 10, at + 20, phase="backward"),
-            op("update", at + 20, at + 30, phase="optimizer"),
-        ]
-        recorded = trace(rows, steps=(at, at + 30), profiler="by hand")
+        text = "op pass 0 10 phase=forward\nop grad 10 20 phase=backward\nop update 20 30 phase=optimizer"
+        later = [each | {"start_ns": each["start_ns"] + 1_000 * at} for each in rows(text)]
+        recorded = trace(later, steps=(at, at + 30), profiler="by hand")
         recorded.metadata["steps"][0]["covered"] = True
         answers.append(daydream.whatif(recorded, "gradient-accumulation").predicted_ns)
 
@@ -97,10 +94,10 @@ def test_work_without_a_launch_is_held_to_its_recorded_start_and_counted():
 def spans(trace):
     """Return when each thread begins and ends in a recording, step markers and module frames aside."""
     found = defaultdict(list)
-    rows = zip(
+    listed = zip(
         *(trace.values(name) for name in ("kind", "name", "tid", "start_ns", "duration_ns")), strict=True
     )
-    for kind, name, tid, start, duration in rows:
+    for kind, name, tid, start, duration in listed:
         if kind in {"operator", "annotation", "runtime"} and not name.startswith("ProfilerStep"):
             found[f"thread {tid}"].append((start, start + duration))
     return {lane: (min(s for s, _ in ends), max(e for _, e in ends)) for lane, ends in found.items()}
@@ -143,12 +140,12 @@ def test_a_called_thread_may_take_a_while_until_its_first_call(times, calls):
 
     Thread 1 works 1,000 us, then idles; thread 2 works meanwhile and ends 40 us before.
     """
-    rows, at = [], 0
+    found, at = [], 0
     for until in UNTIL_CALLED:
         end = at + 1000 + 3200 * times
-        rows += [op("a", at, at + 1000), op("b", at + 1000 + times * until, end - 40, tid=2)]
+        found += [op("a", at, at + 1000), op("b", at + 1000 + times * until, end - 40, tid=2)]
         at = end
-    graph = build(trace(rows, op("a", at, at + 1000)), without=["wakes"])
+    graph = build(trace(found, op("a", at, at + 1000)), without=["wakes"])
 
     assert (graph.links["cause"] == Cause.HANDOFF).sum() == 2 * calls
 
@@ -185,8 +182,8 @@ def test_each_task_keeps_the_latency_it_was_recorded_with():
 
 
 def test_a_start_that_no_cause_explains_is_counted_and_kept():
-    rows = [launched(f"k{n}", 100 * n, 100 * n + 8, 100 * n + 20) for n in range(5)]
-    graph = build(trace(rows, launched("late", 600, 1_400, 1_410)))
+    found = [launched(f"k{n}", 100 * n, 100 * n + 8, 100 * n + 20) for n in range(5)]
+    graph = build(trace(found, launched("late", 600, 1_400, 1_410)))
 
     assert (graph.facts.unexplained, graph.facts.unexplained_ns) == (1, 792_000)
     assert starts(graph)["late"] == 1_400
@@ -200,12 +197,12 @@ NODES = "autograd::engine::evaluate_function"
 
 def without_operators(trace):
     """Return what a profiler would have recorded that knows calls, device work and ranges alone."""
-    rows = np.flatnonzero(~trace.is_kind("operator", "module"))
-    columns = {name: column[rows] for name, column in trace.columns.items()}
-    place = np.append(np.searchsorted(rows, np.arange(len(trace))), 0)
-    there = np.append(np.isin(np.arange(len(trace)), rows), False)
+    found = np.flatnonzero(~trace.is_kind("operator", "module"))
+    columns = {name: column[found] for name, column in trace.columns.items()}
+    place = np.append(np.searchsorted(found, np.arange(len(trace))), 0)
+    there = np.append(np.isin(np.arange(len(trace)), found), False)
     columns["parent"] = np.where(there[columns["parent"]], place[columns["parent"]], -1).astype(np.int32)
-    columns["forward_thread"] = np.full(len(rows), -1)
+    columns["forward_thread"] = np.full(len(found), -1)
     return Trace(columns, trace.texts, trace.metadata)
 
 

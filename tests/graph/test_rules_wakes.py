@@ -3,7 +3,7 @@
 import pytest
 from shared import shared_trace
 from small_graphs import named
-from small_traces import PID, call, kernel, launched, note, op, row, starts, trace
+from small_traces import PID, launched, note, op, row, rows, starts, trace
 
 import daydream
 from daydream import build
@@ -17,16 +17,16 @@ def loader_trace(*more, decode_after=80, copy_after=20, uneven=50):
     #  thread 1  |main 300, 350 or 400|   idle until the next period   |main
     #  thread 2                        80 |decode 200|
     #  thread 3                                       20 |copy 100|
-    rows = []
+    found = []
     for n in range(6):
         done = PERIOD * n + 300 + uneven * (n % 3)
         decoded = done + decode_after + 200
-        rows += [
+        found += [
             op("main", PERIOD * n, done),
             op("decode", decoded - 200, decoded, tid=2),
             op("copy", decoded + copy_after, decoded + copy_after + 100, tid=3),
         ]
-    return trace(rows, *more)
+    return trace(found, *more)
 
 
 def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
@@ -42,11 +42,8 @@ def test_each_thread_of_a_loader_begins_when_the_one_before_it_is_done():
 def test_a_pause_that_may_be_a_wait_is_released_behind_what_ended_in_it():
     #  thread 1  |a 200|      b 200     |a 200|      b 200     |   four times
     #  thread 2         20 |work 100|           pause       |work
-    rows = [
-        [op("a", at, at + 200), op("b", at + 200, at + 400), op("work", at + 220, at + 320, tid=2)]
-        for at in range(0, 1_600, 400)
-    ]
-    graph = build(trace(rows), without=["handoff", "wakes"])
+    text = "op a 0 200\nop b 200 400\nop work 220 320 tid=2"
+    graph = build(trace(rows(text, times=4, every=400)), without=["handoff", "wakes"])
     assert starts(graph.released())["work"] == 1_420
     named(graph, "a").scale(0)
 
@@ -54,11 +51,11 @@ def test_a_pause_that_may_be_a_wait_is_released_behind_what_ended_in_it():
 
 
 def test_a_thread_can_be_woken_at_the_beginning_of_a_task():
-    rows = []
+    found = []
     for n in range(6):
         at = PERIOD * n + 100 * (n % 3)
-        rows += [op("main", at, at + 900), op("decode", at + 10, at + 110, tid=2)]
-    graph = build(trace(rows))
+        found += [op("main", at, at + 900), op("decode", at + 10, at + 110, tid=2)]
+    graph = build(trace(found))
     assert graph.links["from_start"].all()
     named(graph, "main").scale(2)
 
@@ -80,25 +77,20 @@ def test_such_pauses_are_doubtful():
 # -- the driver's lock ---------------------------------------------------------------------------------
 
 
-def lock_trace(*more, times=2):
+def lock_trace(*more):
     #  thread 1  |5|  |copy of a few bytes to pageable memory: until the kernel is done, 1,010|
     #  stream 7     |k: 10 to 1,000                                                   |2|
     #  thread 2            |copy of pinned memory, from 100 to 1,060 .............................|next 40|
     #  stream 16                                                                                  |copy 99|
-    rows = []
-    for n in range(times):
-        at, ids = PERIOD * n, 10 * n
-        rows += [
-            *launched("k", at, at + 10, at + 1_000),
-            call("cudaMemcpyAsync", at + 20, at + 1_010, ids + 2),
-            kernel("Memcpy DtoH (Device -> Pageable)", at + 1_000, at + 1_002, ids + 2, kind="memcpy"),
-            call("cudaMemcpyAsync", at + 100, at + 1_060, ids + 3, tid=2),
-            kernel(
-                "Memcpy HtoD (Pinned -> Device)", at + 1_061, at + 1_160, ids + 3, kind="memcpy", stream=16
-            ),
-            op("next", at + 1_060, at + 1_100, tid=2),
-        ]
-    return trace(rows, *more)
+    period = """
+        launch k 0 10 1000
+        call cudaMemcpyAsync 20 1010 correlation=2
+        memcpy Memcpy DtoH (Device -> Pageable) 1000 1002 correlation=2
+        call cudaMemcpyAsync 100 1060 correlation=3 tid=2
+        memcpy Memcpy HtoD (Pinned -> Device) 1061 1160 correlation=3 stream=16
+        op next 1060 1100 tid=2
+    """
+    return trace(rows(period, times=2, every=PERIOD, ids=10), *more)
 
 
 def test_a_call_that_needs_the_driver_returns_behind_the_one_that_holds_it():
@@ -113,14 +105,12 @@ def test_a_call_that_needs_the_driver_returns_behind_the_one_that_holds_it():
 
 
 def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
-    between = [
-        [
-            call("cudaMemcpyAsync", at + 30, at + 36, at + 7, tid=2),
-            kernel("Memcpy HtoD (Pinned -> Device)", at + 35, at + 40, at + 7, kind="memcpy", stream=16),
-        ]
-        for at in (0, PERIOD)
-    ]
-    assert not (build(lock_trace(*between)).links["cause"] == Cause.LOCK).any()
+    between = """
+        call cudaMemcpyAsync 30 36 correlation=7 tid=2
+        memcpy Memcpy HtoD (Pinned -> Device) 35 40 correlation=7 stream=16
+    """
+    more = rows(between, times=2, every=PERIOD, ids=10)
+    assert not (build(lock_trace(more)).links["cause"] == Cause.LOCK).any()
 
 
 # -- spinning ------------------------------------------------------------------------------------------
@@ -129,15 +119,15 @@ def test_calls_that_return_while_another_blocks_show_that_nothing_holds_them():
 def spinning_trace(*, longer=500, steps=()):
     #  thread 1   |launch 5|dispatch: spins until 30 before the end of its kernel|empty 4|dispatch 6|
     #  stream 7            |k: from 100 to 2,530 and more                            ...|
-    rows = []
+    found = []
     for n in range(4):
         at, spun = 10_000 * n, 2_500 + longer * n
-        rows += [
+        found += [
             note("dispatch", at, at + spun + 10),
             *launched("k", at, at + 100, at + spun + 30),
             op("empty", at + spun, at + spun + 4),
         ]
-    return trace(rows, steps=steps)
+    return trace(found, steps=steps)
 
 
 def test_a_cpu_that_spins_goes_on_with_the_kernel_it_launched():
@@ -171,11 +161,10 @@ def test_a_doubtful_wait_widens_the_range_and_is_said():
 def pausing_trace(*, kernel_us=990, ran_us=None):
     #  thread 1   |launch 10|   nothing recorded, 990    |launch 10|   ...
     #  stream 7        |k: 990 or less .................||k
-    rows = [launched("k", 1_000 * n, 1_000 * n + 10, 1_000 * n + 10 + kernel_us) for n in range(8)]
+    text = f"launch k 0 10 {10 + kernel_us}"
     if ran_us is not None:
-        time = {"pid": PID, "tid": 1, "cpu_ns": round(1_000 * ran_us)}
-        rows += [[row("blocked", BY_CLOCK, 1_000 * n, 1_000 * n + 1_000, **time)] for n in range(8)]
-    return trace(rows)
+        text += f"\nblocked {BY_CLOCK} 0 1000 cpu_ns={round(1_000 * ran_us)}"
+    return trace(rows(text, times=8, every=1_000))
 
 
 def test_a_thread_that_pauses_while_the_device_works_has_two_readings():
@@ -218,15 +207,15 @@ def full_device_trace(*apart):
     #  thread 1   |launch a|launch b|
     #  stream 7        |a: 500, fills the device |
     #  stream 8                             20 before its end: |b 100 |
-    rows = []
+    found = []
     for n, before in enumerate(apart):
         at = 5_000 * n
-        rows += [
+        found += [
             *launched("a", at, at + 10, at + 510),
             *launched("b", at + 6, at + 510 - before, at + 610 - before, stream=8),
             op("step", at + 2_000, at + 2_100),
         ]
-    return trace(rows)
+    return trace(found)
 
 
 def test_a_kernel_that_found_the_device_full_begins_as_the_one_before_it_ends():
@@ -260,7 +249,7 @@ TWO = [op("main", 0, 900), op("aten::first", 0, 100, tid=2), op("next", 1_000, 1
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("recorded", "expected"),
     [
         # one instance of a hand-over, 80 behind the end of the other thread's task: 450 + 80 + 10
         ([*TWO, off(110, 980, 1)], 540),
@@ -276,8 +265,8 @@ TWO = [op("main", 0, 900), op("aten::first", 0, 100, tid=2), op("next", 1_000, 1
         ([*TWO[1:], *(op("main", 50 * n, 50 * n + 20) for n in range(20)), off(110, 980)], 925),
     ],
 )
-def test_what_ended_a_blocked_interval_tells_what_it_waited_for(rows, expected):
-    graph = build(trace(rows), without=["handoff", "wakes"])
+def test_what_ended_a_blocked_interval_tells_what_it_waited_for(recorded, expected):
+    graph = build(trace(recorded), without=["handoff", "wakes"])
     assert starts(graph)["next"] == 1_000
     graph.select(kind="cpu").scale(0.5, gaps=True)
 
@@ -287,15 +276,13 @@ def test_what_ended_a_blocked_interval_tells_what_it_waited_for(rows, expected):
 def test_two_waits_in_one_range_are_each_cut_out_of_it():
     #  thread 1  |a 300  |      |b 500 to 600|
     #  thread 2  |range to 1,000: blocked 50 to 310 and 320 to 620|next
-    rows = [
-        op("a", 0, 300),
-        op("b", 500, 600),
-        note("range", 0, 1_000, tid=2),
-        op("next", 1_000, 1_050, tid=2),
-        off(50, 310, 1),
-        off(320, 620, 1),
-    ]
-    graph = build(trace(rows), without=["handoff", "wakes"])
+    text = """
+        op a 0 300
+        op b 500 600
+        note range 0 1000 tid=2
+        op next 1000 1050 tid=2
+    """
+    graph = build(trace(text, off(50, 310, 1), off(320, 620, 1)), without=["handoff", "wakes"])
     named(graph, "range").scale(0)
 
     assert starts(graph)["next"] == 620

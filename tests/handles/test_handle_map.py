@@ -15,7 +15,6 @@ from shared import shared_trace
 
 import daydream
 from daydream import DebugHandleMap, DebugHandleMapBuilder, GraphError, Handle, HandleError, build
-from daydream.cli import main
 from daydream.collect.captures_beside import attach_capture, read_handles
 from daydream.collect.importers import join_ranks
 from daydream.collect.importers.kineto.blocks import launched_kernels
@@ -102,40 +101,6 @@ def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():
 EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
 
 
-@pytest.fixture
-def imported(tmp_path, capsys):
-    def run(text):
-        path, output = tmp_path / "map.json", tmp_path / "t.parquet"
-        path.write_text(text)
-        with pytest.raises(SystemExit) as ended:
-            main(["import", str(EXAMPLE), "--handles", str(path), "-o", str(output), "--json"])
-        return int(ended.value.code or 0), *capsys.readouterr(), output
-
-    return run
-
-
-def test_a_map_by_name_is_joined_and_kept(imported):
-    trace = daydream.load(EXAMPLE)
-    kernels = trace.is_kind("kernel")
-    name = trace.text("name")[int(trace["name"][kernels][0])]
-    handles = daydream.DebugHandleMap({name: [daydream.Handle("aten::add", "mine")]})
-    code, out, err, output = imported(handles.to_json())
-    assert code == 0, err
-    read = daydream.load(output)
-    assert read.handles == handles
-    rows = trace.is_kind("kernel") & (trace["name"] == trace.code("name", name))
-    assert (read["handle"] >= 0).tolist() == rows.tolist()
-    assert any("have debug handles" in note for note in json.loads(out)["notes"])
-
-
-@pytest.mark.parametrize("text", ["{}", '{"format": "daydream.handles", "version": 1, "entries": []}'])
-def test_a_file_that_joins_nothing_is_one_line(imported, text):
-    code, _, err, output = imported(text)
-    assert code == 1
-    assert "map.json" in err
-    assert not output.exists()
-
-
 # -- a capture beside its replay, and files of handles ---------------------------------------------------
 
 
@@ -215,21 +180,6 @@ def test_node_mappings_of_inductor_give_operators(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"cppCodeToPost": [1]}', "no node mapping of Inductor"),
-        ('{"cppCodeToPost": {"a": "b"}}', "no node mapping of Inductor"),
-        ("{", "no map of debug handles"),
-    ],
-)
-def test_what_is_no_map_is_one_line(tmp_path, text, said):
-    file = tmp_path / "map.json"
-    file.write_text(text)
-    with pytest.raises(HandleError, match=said):
-        read_handles(file)
-
-
 # The map of debug handles: its builder's rules, its shares, its JSON
 
 
@@ -303,32 +253,6 @@ def test_a_map_comes_back_from_json_equal():
     handles = DebugHandleMap({"k:1": [ADD, RELU], "k:2": [Handle("é", phase="backward")]}, rule="flop")
     assert DebugHandleMap.from_json(handles.to_json()) == handles
     assert handles != DebugHandleMap({"k:1": [ADD, RELU]}, rule="flop")
-
-
-GOOD = {"format": "daydream.handles", "version": 1, "entries": []}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "no map"),
-        ("[" * 100_000, "no map"),
-        (json.dumps({**GOOD, "version": 2}), "Upgrade"),
-        (json.dumps({**GOOD, "rule": "luck"}), "no map"),
-        (json.dumps({**GOOD, "entries": [{"identifier": 1, "handles": [{"operator": 1}]}]}), "no map"),
-        (json.dumps({**GOOD, "entries": [{"identifier": 1, "handles": [{"operator": "a"}]}] * 2}), "twice"),
-        (
-            json.dumps(
-                {**GOOD, "entries": [{"identifier": i, "handles": [{"operator": "a"}]} for i in (1, "b")]}
-            ),
-            "another kind",
-        ),
-    ],
-)
-def test_json_that_is_no_map_is_refused_in_one_line(text, said):
-    with pytest.raises(HandleError, match=said) as caught:
-        DebugHandleMap.from_json(text)
-    assert "\n" not in str(caught.value)
 
 
 @given(st.binary(max_size=60))

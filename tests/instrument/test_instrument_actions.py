@@ -39,60 +39,46 @@ def trained_with(*tools):
     return losses
 
 
-@pytest.mark.parametrize(("type_", "place"), [("linear", 1), ("addmm", 2)])
-def test_insert_before_masks_weights_straight_through(type_, place):
-    wanted = train(with_weights(straight_through(kept)))
-
-    assert trained_with(on(type_, lambda op: op.insert_before_op(kept, inputs=[place]))) == wanted != PLAIN
+def third(grad):
+    return grad * 0.3
 
 
-@pytest.mark.parametrize("require_outputs", [False, True])
-def test_insert_after_is_a_constant_to_the_gradient(require_outputs):
-    wanted = train(with_activation(function(lambda x: F.gelu(x).clamp(max=0.4), gelu_gradient)))
-
-    got = trained_with(
-        on("gelu", lambda op: op.insert_after_op(lambda y: y.clamp(max=0.4)), require_outputs=require_outputs)
-    )
-    assert got == wanted != PLAIN
+def clamped(y):
+    return y.clamp(max=0.4)
 
 
-def test_replace_with_its_own_gradient():
-    got = trained_with(on("gelu", lambda op: op.replace_op(torch.relu, inputs=[0], grad=True)))
+MASKED = lambda: with_weights(straight_through(kept))  # noqa: E731
+CLAMPED = lambda: with_activation(function(lambda x: clamped(F.gelu(x)), gelu_gradient))  # noqa: E731
+BEFORE = lambda: with_activation(function(F.gelu, lambda grad, x: gelu_gradient(third(grad), x)))  # noqa: E731
+BEHIND = lambda: with_activation(function(F.gelu, lambda grad, x: third(gelu_gradient(grad, x))))  # noqa: E731
+INSTEAD = lambda: with_activation(function(F.gelu, lambda grad, x: third(grad)))  # noqa: E731
+NODE = {"backward": True}
+ACTIONS = {  # the model by hand, the operator, what is done there, and how it is looked at
+    "weights are masked before": (MASKED, "linear", lambda op: op.insert_before_op(kept, inputs=[1])),
+    "and of an inner operator": (MASKED, "addmm", lambda op: op.insert_before_op(kept, inputs=[2])),
+    "what is inserted after is a constant to the gradient": (
+        CLAMPED, "gelu", lambda op: op.insert_after_op(clamped)),
+    "where outputs are required, too": (
+        CLAMPED, "gelu", lambda op: op.insert_after_op(clamped), {"require_outputs": True}),
+    "replaced with its own gradient": (
+        lambda: with_activation(nn.ReLU), "gelu",
+        lambda op: op.replace_op(torch.relu, inputs=[0], grad=True)),
+    "before backward": (BEFORE, "gelu", lambda op: op.insert_before_backward_op(third)),
+    "before the node": (BEFORE, "GeluBackward0", lambda op: op.insert_before_backward_op(third), NODE),
+    "after backward": (BEHIND, "gelu", lambda op: op.insert_after_backward_op(third, grad_inputs=[0])),
+    "after the node": (
+        BEHIND, "GeluBackward0", lambda op: op.insert_after_backward_op(third, grad_inputs=[0]),
+        {**NODE, "require_outputs": True}),
+    "instead of backward": (INSTEAD, "gelu", lambda op: op.replace_backward_op(third)),
+    "instead of the node": (INSTEAD, "GeluBackward0", lambda op: op.replace_backward_op(third), NODE),
+}  # fmt: skip
 
-    assert got == train(with_activation(nn.ReLU)) != PLAIN
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_trains_as_a_model_by_hand(action):
+    by_hand, type_, act, *how = ACTIONS[action]
 
-def test_insert_before_backward():
-    wanted = train(with_activation(function(F.gelu, lambda grad, x: gelu_gradient(grad * 0.3, x))))
-
-    forward = on("gelu", lambda op: op.insert_before_backward_op(lambda grad: grad * 0.3))
-    backward = on(
-        "GeluBackward0", lambda op: op.insert_before_backward_op(lambda grad: grad * 0.3), backward=True
-    )
-    assert trained_with(forward) == trained_with(backward) == wanted != PLAIN
-
-
-def test_insert_after_backward():
-    wanted = train(with_activation(function(F.gelu, lambda grad, x: gelu_gradient(grad, x) * 0.3)))
-
-    def halve(op):
-        op.insert_after_backward_op(lambda grad: grad * 0.3, grad_inputs=[0])
-
-    late = on("GeluBackward0", halve, backward=True, require_outputs=True)
-    assert trained_with(on("gelu", halve)) == trained_with(late) == wanted != PLAIN
-
-
-def test_replace_backward():
-    wanted = train(with_activation(function(F.gelu, lambda grad, x: grad * 0.3)))
-
-    def replace(op):
-        op.replace_backward_op(lambda grad: grad * 0.3)
-
-    assert (
-        trained_with(on("gelu", replace))
-        == trained_with(on("GeluBackward0", replace, backward=True))
-        == wanted
-    )
+    assert trained_with(on(type_, act, **(how or [{}])[0])) == train(by_hand()) != PLAIN
 
 
 def test_what_returns_none_only_looks():

@@ -1,15 +1,8 @@
 """`%load_ext daydream` and `%%daydream`, in a notebook that a kernel of its own runs."""
 
-import os
-import sys
-import warnings
-from pathlib import Path
-
 import pytest
+from notebooks import execute, nbformat
 
-nbclient = pytest.importorskip("nbclient", reason="needs nbclient, one of the test extra")
-nbformat = pytest.importorskip("nbformat", reason="needs nbformat, one of the test extra")
-pytest.importorskip("ipykernel", reason="needs ipykernel, one of the test extra")
 torch = pytest.importorskip("torch", reason="records real training")
 
 pytestmark = pytest.mark.slow
@@ -45,18 +38,8 @@ PLAIN = [MODEL, LOOP.format(steps=60), "print('loss', loss.item(), step)"]
 
 def run(cells, folder):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    environment = {
-        **os.environ, "IPYTHONDIR": str(folder / "ipython"), "DAYDREAM_CACHE": "off",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the kernel's client are not ours
-        client = nbclient.NotebookClient(
-            notebook, timeout=300, kernel_name="python3", allow_errors=True,
-            resources={"metadata": {"path": str(folder)}},
-        )  # fmt: skip
-        client.execute(env=environment)
-    return [cell.outputs for cell in notebook.cells]
+    done = execute(notebook, folder, allow_errors=True, DAYDREAM_CACHE="off")
+    return [cell.outputs for cell in done]
 
 
 def printed(outputs, name="stdout"):

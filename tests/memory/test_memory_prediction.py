@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import PARAMETER, SGD, Recording, training_step
-from shared import shared_trace
+from shared import shared_trace, view_text
 from two_blocks import ALWAYS, LAYER, WEIGHT, predict_memory, two_blocks
-from view_text import view_text
 
 import daydream
 from daydream.errors import GraphError, NotApplicableError, TraceError
@@ -21,7 +20,7 @@ from daydream.memory.allocations import (
     KINDS,
     OWN_ERROR,
     Allocations,
-)  # fmt: skip
+)
 from daydream.memory.lifetimes import allocations
 from daydream.memory.prediction import CONTEXT, MemoryChange, MemoryPrediction, memory_after
 from daydream.memory.report import idle, memory_of, operator_footprints
@@ -38,9 +37,15 @@ from daydream.trace.trace import Trace
 
 
 KEYS = [
-    "before_bytes", "after_bytes", "low_bytes", "high_bytes", "before_reserved_bytes", "after_reserved_bytes",
-    "capacity_bytes", "fits",
-]  # fmt: skip
+    "before_bytes",
+    "after_bytes",
+    "low_bytes",
+    "high_bytes",
+    "before_reserved_bytes",
+    "after_reserved_bytes",
+    "capacity_bytes",
+    "fits",
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +68,12 @@ def table(rows, device=-1):
 
 def prediction(**figures):
     known = {
-        **dict.fromkeys(KEYS[:4], 10), "before_reserved_bytes": None, "after_reserved_bytes": None,
-        "capacity_bytes": None, "device": "cpu",
-    }  # fmt: skip
+        **dict.fromkeys(KEYS[:4], 10),
+        "before_reserved_bytes": None,
+        "after_reserved_bytes": None,
+        "capacity_bytes": None,
+        "device": "cpu",
+    }
     return MemoryPrediction(**{**known, **figures})
 
 
@@ -121,10 +129,13 @@ def test_the_worst_of_several_ranks_counts():
 
 def test_a_change_is_judged_in_steps_whose_backward_pass_was_recorded():
     """Step 0 frees 100 in its backward pass, where 2 more are held; of step 1 the recording lost that."""
-    held = table([
-        (100, 0, 3 * STEP, "activation"), (2, 2 * STEP, 4 * STEP, "temporary"),
-        (105, 5 * STEP, AFTER, "activation"),
-    ])  # fmt: skip
+    held = table(
+        [
+            (100, 0, 3 * STEP, "activation"),
+            (2, 2 * STEP, 4 * STEP, "temporary"),
+            (105, 5 * STEP, AFTER, "activation"),
+        ]
+    )
     held["step"][:] = 0, 0, 1
     held["phase"][:] = [PHASES.index(phase) for phase in ("forward", "backward", "forward")]
 
@@ -296,9 +307,13 @@ def test_the_peak_says_when_and_who(training):
     assert device.recorded_allocated_bytes == 64 + 2048 + 8 + 4000 + 2000
     assert (device.device, device.peak_step, device.peak_phase) == ("cpu", "ProfilerStep#3", "backward")
     assert dict(device.by_kind) == {
-        "gradient": 4000, "optimizer_state": 4000, "parameter": 4000, "activation": 2056, "temporary": 2000,
+        "gradient": 4000,
+        "optimizer_state": 4000,
+        "parameter": 4000,
+        "activation": 2056,
+        "temporary": 2000,
         "input": 64,
-    }  # fmt: skip
+    }
     assert dict(device.by_phase) == {"held before": 8000, "backward": 6000, "forward": 2112, "loss": 8}
     assert dict(device.by_layer) == {"a": 8000 + 2048, "no layer": 6000 + 64 + 8}
     assert device.capacity_bytes == 10**9
@@ -369,10 +384,14 @@ def test_timelines_and_reports_show_it(training):
 def test_the_headline_is_what_the_allocator_recorded():
     mib = 1 << 20
     device = DeviceMemory(
-        rank=0, device="cuda:0", capacity_bytes=2048 * mib, peak_allocated_bytes=910 * mib,
-        peak_reserved_bytes=1000 * mib, recorded_allocated_bytes=900 * mib,
+        rank=0,
+        device="cuda:0",
+        capacity_bytes=2048 * mib,
+        peak_allocated_bytes=910 * mib,
+        peak_reserved_bytes=1000 * mib,
+        recorded_allocated_bytes=900 * mib,
         recorded_reserved_bytes=1000 * mib,
-    ).having(holders=())  # fmt: skip
+    ).having(holders=())
 
     lines = view_text(MemoryReport((device,))).splitlines()
     assert lines[:3] == [
@@ -398,8 +417,9 @@ def layers(tmp_path):
     recording = Recording()
     start = recording.now
     recording.inside("aten::randn", ("in", 400))
-    recording.layer("a", ("out", 800), op="aten::linear",
-                    **{"Input Dims": [[10, 10], [20, 10]], "Input type": FLOAT})  # fmt: skip
+    recording.layer(
+        "a", ("out", 800), op="aten::linear", **{"Input Dims": [[10, 10], [20, 10]], "Input type": FLOAT}
+    )
     recording.inside("aten::relu", ("peak", 8000), "peak", **{"Input Dims": [[1000]], "Input type": FLOAT})
     recording.now += 30
     recording.inside("aten::sum", **{"Input Dims": [[10, 20]], "Input type": FLOAT})

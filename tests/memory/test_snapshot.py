@@ -345,23 +345,6 @@ def test_segments_that_cannot_be_are_refused_in_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\n", b"hello", b"[1]", b"3", b'{"segments": 3}', b'{"device_traces": {}}', b'{"columns": ["a"]}',
-     b'{"start_segments": []}\n["alloc", 1', b"\x1f\x8b\x08", b"\x80\x04.", b"\xff" * 9, b"{" * 100_000,
-     b"[" * 100_000, b'{"segments": [], "device_traces": []}', b'{"final_segments": 3}\n',
-     b'{"device_traces": [3]}', b'{"traceEvents": []}\n', b'{\n"traceEvents": []\n}\n',
-     gzip.compress(b"{}", mtime=0)[:-6], b"\x80\x04K\x01."],
-)  # fmt: skip
-def test_what_is_no_snapshot_is_refused_in_one_line(tmp_path, content):
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(DaydreamError) as error:
-        read_snapshot(path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_files_that_cannot_be_read_are_named(tmp_path):
     for path, said in ((tmp_path, "is a folder"), (tmp_path / "none", "no such file")):
         with pytest.raises(FileError, match=said):

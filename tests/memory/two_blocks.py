@@ -82,10 +82,12 @@ class Program:
         first = 10 * number
         for block in (0, 1):
             layer, at = f"blocks.{block}", self.now
-            for place, (name, part, what, shapes) in enumerate((
-                ("aten::addmm", "fc", "y", [[WIDTH], ROW, [WIDTH, WIDTH], [], []]),
-                ("aten::relu", "act", "a", [ROW]),
-            )):  # fmt: skip
+            for place, (name, part, what, shapes) in enumerate(
+                (
+                    ("aten::addmm", "fc", "y", [[WIDTH], ROW, [WIDTH, WIDTH], [], []]),
+                    ("aten::relu", "act", "a", [ROW]),
+                )
+            ):
                 where = {"layer": f"{layer}.{part}", "phase": FORWARD, "shapes": shapes}
                 self.call(name, (f"{what}{block}", LAYER), sequence=first + 2 * block + 1 + place, **where)
             self.change(f"y{block}")
@@ -122,15 +124,29 @@ class Program:
 
 
 PARAMETERS = [
-    {"name": f"blocks.{block}.fc.weight", "layer": f"blocks.{block}.fc", "shape": [WIDTH, WIDTH],
-     "dtype": "float32", "device": "cpu", "requires_grad": True, "gradient_bytes": WEIGHT}
+    {
+        "name": f"blocks.{block}.fc.weight",
+        "layer": f"blocks.{block}.fc",
+        "shape": [WIDTH, WIDTH],
+        "dtype": "float32",
+        "device": "cpu",
+        "requires_grad": True,
+        "gradient_bytes": WEIGHT,
+    }
     for block in (0, 1)
-]  # fmt: skip
+]
 ADAM = {
-    "name": "Adam", "state_bytes": 4 * WEIGHT,
-    "groups": [{"settings": {}, "tensors": 2, "elements": 2 * WIDTH * WIDTH,
-                "parameters": [each["name"] for each in PARAMETERS]}],
-}  # fmt: skip
+    "name": "Adam",
+    "state_bytes": 4 * WEIGHT,
+    "groups": [
+        {
+            "settings": {},
+            "tensors": 2,
+            "elements": 2 * WIDTH * WIDTH,
+            "parameters": [each["name"] for each in PARAMETERS],
+        }
+    ],
+}
 
 
 def two_blocks(steps=3):

@@ -13,6 +13,7 @@ import re
 import shlex
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,14 +203,19 @@ def _spoken(text):
     }
 
 
+REFUSALS = Path(__file__).with_name("refusals.tsv").read_text(encoding="utf-8").splitlines()[1:]
+
+
 def refusals(builders, *rows):
     """Return the test of rows (change, graph, why not); `!` begins what no trace would make right.
 
-    The graph is `BUILDER ARGUMENT ... NAME=VALUE ...` of these builders, or a function that makes it. It
-    stays as it was.
+    Those of a file are in `refusals.tsv`. The graph is `BUILDER ARGUMENT ... NAME=VALUE ...` of these
+    builders, or a function that makes it. It stays as it was.
     """
+    of = Path(builders["__file__"]).stem.removeprefix("test_")
+    listed = [row for file, *row in (line.split("\t") for line in REFUSALS) if file == of]
 
-    @pytest.mark.parametrize("row", rows, ids=lambda row: f"{row[0]}: {row[2]}")
+    @pytest.mark.parametrize("row", [*listed, *rows], ids=lambda row: f"{row[0]}: {row[2]}")
     def refused(row):
         text, made, words = row
         graph = built(made, builders) if isinstance(made, str) else made()

@@ -251,24 +251,4 @@ def test_masks_and_rounding_on_a_cpu_go_by_its_own_operators():
     ]
 
 
-test_operators_that_cannot_change_so_are_refused = refusals(
-    globals(),
-    ("pruning", "square 'Tesla T4'", "no sparse tensor cores"),
-    ("pruning", "square 'Tesla V100-SXM2-16GB'", "no sparse tensor cores"),
-    ("pruning", "square 'AMD Instinct MI300X'", "not modelled"),
-    ("pruning sparsity=0.9", "square", "no dense kernel faster"),
-    ("pruning sparsity=0.9 masks=False", "square trains=True", "need no mask"),
-    ("pruning sparsity=0", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=1", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=1.5", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=-0.5", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=nan", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=4:8", "square", "! sparsity must be 2:4 or a fraction"),
-    ("pruning sparsity=", "square", "! sparsity must be 2:4 or a fraction"),
-    ("quantize", "square 'Tesla V100-SXM2-16GB'", "no int8 tensor cores"),
-    ("quantize operands=weights", "square", "bound by reading its weight"),
-    ("replace op=^aten::gelu$", "two_layers", "calibrate --tool"),
-    ("replace", "two_layers", "! name what is replaced"),
-    ("replace op=gelu factor=-1", "two_layers", "! 0 or more"),
-    ("replace op=gelu factor=1", "two_layers", "factor of 1"),
-)
+test_operators_that_cannot_change_so_are_refused = refusals(globals())

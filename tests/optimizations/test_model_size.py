@@ -415,25 +415,4 @@ test_other_layers = answers(
     },
 )
 
-test_layers_that_cannot_be_changed_so_are_refused = refusals(
-    globals(),
-    ("freeze layers=*", "two_linear_layers", "nothing is left to train"),
-    ("freeze layers=c", "two_linear_layers", "backward work of layers 'c'"),
-    ("freeze layers=b", "without_parameters", "have no parameters"),
-    ("freeze layers=blocks.2", "three_blocks", "does not say which backward work"),
-    ("add-layers count=0", "three_blocks", "! 1 or more"),
-    ("add-layers", "two_linear_layers", "no numbered block"),
-    ("add-layers", "Graph", "no layers"),
-    ("add-layers layers=c", "three_blocks", "layers 'c'"),
-    ("checkpointing", "checkpointed", "already"),
-    ("checkpointing layers=b.*", "block 'VIEW ADD'", r"of b\.0 no tensor is saved"),
-    ("vdnn bandwidth=1", "convolutions shapes=None", "record it with shapes"),
-    ("vdnn bandwidth=1", "convolutions 1", "last one stays"),
-    ("vdnn", "convolutions", "--bandwidth"),
-    ("vdnn ahead=0", "convolutions", "! 1 or more"),
-    ("vdnn bandwidth=0", "convolutions", "! bandwidth must be above 0"),
-    ("vdnn", "thread_and_stream 'gemm 5 forward'", "no convolutions"),
-    ("gist", "activations nodes=3", "which belongs to which"),
-    ("gist", "convolutions", "no ReLU"),
-    ("gist ratio=0.5", "activations", "! 1 or more"),
-)
+test_layers_that_cannot_be_changed_so_are_refused = refusals(globals())

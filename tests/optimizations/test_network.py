@@ -185,62 +185,7 @@ def kernel():
     return graph
 
 
-test_an_exchange_says_why_it_does_not_apply = refusals(
-    globals(),
-    ("network", "reduced", "as it is"),
-    ("network bandwidth_factor=0", "reduced", "! above 0"),
-    ("network latency_ns=-1", "reduced", "! 0 or more"),
-    ("network bandwidth_factor=2", "kernel", "no collectives"),
-    ("no-stragglers", "meeting send_recv", "messages"),
-    ("dgc workers=8", "two_ranks", "! job of 2"),
-    ("overlap", "training", "no collectives"),
-    ("overlap", "meeting send_recv", "messages from one rank"),
-    ("overlap", "buckets_of 8 duration=0", "transfers that take time"),
-    ("overlap", "recorded_reduction", "hidden already"),
-    ("p3 bandwidth=1 slice_mb=1e-9", "training", r"! slice_mb 1e-09 makes .* slices"),
-    ("fsdp stage=4", "training", "! 1, 2 or 3"),
-    ("fsdp stage=1 unit_mb=1", "training", "! of stages 2 and 3"),
-    ("fsdp stage=1 overlap=False", "training", "! of stages 2 and 3"),
-    ("fsdp overlap=False forward_prefetch=True", "training", "! without overlap"),
-    ("fsdp bandwidth=1 unit_mb=1 layers=*", "training", "! both"),
-    ("fsdp bandwidth=1 unit_mb=0", "training", "! above 0"),
-    ("fsdp bandwidth=1 layers=blocks.*", "training", "no layer that matches"),
-    ("fsdp", "training", "--cluster or --bandwidth"),
-    ("ddp", "training", "--cluster or --bandwidth"),
-    ("ddp bandwidth=1 cluster=p3", "training", "! both"),
-    ("ddp latency_us=1 cluster=p3", "training", "! goes with bandwidth"),
-    ("ddp bandwidth=1 bucket_mb=0", "training", "! bucket_mb"),
-    ("ddp bandwidth=1 gradient_mb=1", "training", "! has the sizes"),
-    *(
-        (f"{name} {options}", program, words)
-        for name in ("ddp", "fsdp", "p3", "tictac")
-        for options, program, words in (
-            ("bandwidth=1 workers=1", "training", "one worker"),
-            ("bandwidth=1 workers=0", "training", "! 1 or more"),
-            ("bandwidth=0", "training", "! above 0"),
-            ("bandwidth=1", "training shapes=None", "gradients are unknown"),
-            ("bandwidth=1", "reduced", "several ranks already"),
-        )
-    ),
-    ("bucket-size bucket_mb=ONE", "distributed 1 0", "already"),
-    ("bucket-size bucket_mb=0", "distributed 0", "! above 0"),
-    ("bucket-size bucket_mb=ONE", "distributed 0 hooks=False", "no hook"),
-    ("bucket-size", "training", "no all-reduce"),
-    ("bucket-size", "buckets_of 8", "no all-reduce of known size"),
-    ("blueconnect workers=4 cluster=dgx-a100", "buckets_of 8", "one level"),
-    ("blueconnect cluster=dgx-a100", "buckets_of 8", "--workers"),
-    ("blueconnect workers=1 cluster=dgx-a100", "buckets_of 8", "one worker"),
-    ("blueconnect workers=16 cluster=dgx-a100", "buckets_of -1", "known size"),
-    ("blueconnect", "training", "no all-reduce"),
-    ("dgc workers=2 ratio=0", "exchanged", "! ratio"),
-    ("dgc", "exchanged", "--workers"),
-    ("dgc workers=2", "training", "no all-reduce"),
-    ("dgc workers=2", "buckets_of 8", "memory bandwidth"),
-    ("compression rank=0", "exchanged", "! rank must be"),
-    ("compression rank=10", "exchanged", "saves half"),
-    ("compression rank=1", "training", "no all-reduce"),
-    ("compression rank=1", "buckets_of 8", "memory bandwidth"),
-)
+test_an_exchange_says_why_it_does_not_apply = refusals(globals())
 
 
 # A faster network, ranks and transfers that nobody waits for: each answer worked out by hand

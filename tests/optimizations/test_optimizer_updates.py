@@ -274,16 +274,4 @@ test_other_updates = answers(
     },
 )
 
-test_updates_that_stay_are_refused = refusals(
-    globals(),
-    ("fused-optimizer", "per_parameter 'kernels=aten::_fused_adam_ x'", "fused kernel already"),
-    ("fused-optimizer", "per_parameter tensors=1 kernels=aten::add_", "one kernel per step"),
-    ("fused-adam", "thread_and_stream 'k 3 forward'", "no optimizer work"),
-    ("foreach-optimizer", "per_parameter kernels=aten::_foreach_add_", "multi-tensor operators already"),
-    ("foreach-optimizer tensors_per_kernel=0", "per_parameter", "! 1 or more"),
-    ("zero-grad-none", "per_parameter", "None already"),
-    ("offload-optimizer", "per_parameter", "how many parameters"),
-    ("offload-optimizer cpu_bandwidth=0", "of_adam", "! above 0"),
-    ("offload-optimizer", "of_adam", r"adam keeps 0\.01 MiB of state"),
-    ("offload-optimizer", "of_sgd", r"sgd keeps 0\.00 MiB of state: offloading frees nothing"),
-)
+test_updates_that_stay_are_refused = refusals(globals())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli.command_line import daydream as typed
-from view_text import view_text
+from shared import view_text
 
 import daydream
 from daydream import NotApplicableError
@@ -140,4 +140,3 @@ def test_the_command_answers_in_json(replay, tmp_path):
     assert found["options"]["layers"] == "blocks.1,blocks.2"
     assert found["memory"]["fits"]
     assert [row["block"] for row in found["blocks"] if row["chosen"]] == BLOCKS[1:3]
-    assert "--capacity" in typed("plan", trace, "--only", "checkpointing", folder=tmp_path).err

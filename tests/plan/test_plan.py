@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cli.command_line import held_to
 from graph.small_traces import launched, trace
-from view_text import view_text
+from shared import view_text
 
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
@@ -147,32 +148,10 @@ def test_hours_dollars_bounds_and_own_settings():
     assert msgspec.convert(found.to_json(), Plan).to_json() == found.to_json()
 
 
-SCREEN = """\
-fsdp 4, 2 x 1: 1,010.0 ms per step (90% interval 1,010.0 to 1,010.0 ms)
-  of 2, 4 GPUs of 24 GiB, 8 samples a step; 16.00 GiB of tensors, 17.71 GiB with
-     CUDA's context and the allocator's unused rest
-  all tokens: 0.281 hours, 3.367 dollars
-
-  strategy                       GPUs  step, ms  memory, GiB   bound by, lost to
-  fsdp 4, 2 x 1                     4   1,010.0        16.00   compute
-  dp 2, fsdp 2,...checkpointing     4   1,520.0        20.00   memory, compute
-  fsdp 2, 4 x 1, checkpointing      2   3,010.0        20.00   memory, compute
-  your own: dp 2, 4 x 1             2   2,020.0        64.00   does not fit
-  N x M: N micro-batches of M samples for each replica
-  seen: 10 strategies: 3 predicted, 6 too large, 1 slower for certain\
-"""
-NOTHING = """\
-nothing fits 2, 4 GPUs of 8 GiB, 8 samples a step
-  the least that any needs: fsdp 4, 2 x 1, checkpointing: 11.29 GiB
-  with 8 GPUs: fsdp 8, 1 x 1, checkpointing: 6,078.4 MiB
-  seen: 10 strategies: 0 predicted, 10 too large, 0 slower for certain\
-"""
-
-
 def test_the_screen_fits_eighty_columns():
     found = shown(price=3.0, tokens=8e6, own=Strategy(dp=2, micro_batches=4))
     text = "\n".join("".join(piece.text for piece in line).rstrip() for line in lines(view(found), 80))
-    assert text == SCREEN, text
+    held_to("plan.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -189,7 +168,7 @@ def test_a_search_that_finds_nothing_says_what_would_fit():
     assert found.candidates == []
     said = [(each.change, each.memory_bytes) for each in found.advice]
     assert said == [("the least that any needs", 10 * GIB), ("with 8 GPUs", 5 * GIB)]
-    assert view_text(found) == NOTHING
+    held_to("plan_nothing.txt", view_text(found))
     beside = shown(own=Strategy(dp=2, micro_batches=4), capacity=8 * GIB)  # 64 GiB
     assert beside.candidates == []
     row = next(line for line in view_text(beside, verbose=True).splitlines() if "your own: dp 2" in line)

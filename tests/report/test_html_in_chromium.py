@@ -8,7 +8,6 @@ import select
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from machine.programs import PROGRAMS
@@ -16,9 +15,6 @@ from shared import shared_replay
 
 import daydream
 from daydream.report.page import write
-
-if TYPE_CHECKING:
-    pass
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_S = 60

@@ -124,13 +124,10 @@ def test_the_page_loads_nothing(replay, comparison):
 
 
 def test_every_note_and_option_is_in_the_page(document, comparison):
-    assert comparison.notes
-    assert [note for note in comparison.notes if note.replace("`", "") not in document.words] == []
-    assert [name for name, value in comparison.options.items() if value is not None] == [
-        name
-        for name, value in comparison.options.items()
-        if value is not None and name.replace("_", "-") in document.words
-    ]
+    options = [name.replace("_", "-") for name, value in comparison.options.items() if value is not None]
+    said = [*options, *(note.replace("`", "") for note in comparison.notes)]
+    assert len(said) > len(options) > 0
+    assert [each for each in said if each not in document.words] == []
 
 
 def test_the_same_input_gives_the_same_page(replay, comparison):
@@ -139,13 +136,12 @@ def test_the_same_input_gives_the_same_page(replay, comparison):
 
 def test_no_name_can_break_the_page(tmp_path):
     replay = a_replay(tmp_path)
-    for before in (replay.graph,):
-        for column in ("name", "op", "layer"):
-            before.texts[column][:] = [f"{NASTY} {text}" for text in before.texts[column]]
-        before.steps[1]["name"] = NASTY
-        before.trace.metadata["source"] = NASTY
-        before.trace.metadata["devices"] = [{"id": 0, "name": NASTY}]
-        before.facts.notes.append(NASTY)
+    before = replay.graph
+    for column in ("name", "op", "layer"):
+        before.texts[column][:] = [f"{NASTY} {text}" for text in before.texts[column]]
+    before.steps[1]["name"] = NASTY
+    before.trace.metadata |= {"source": NASTY, "devices": [{"id": 0, "name": NASTY}]}
+    before.facts.notes.append(NASTY)
     replay.notes.append(NASTY)
     replay.steps[0].name = NASTY
     comparison = daydream.whatif(replay, "scale", factor=0.5, on="gpu")
@@ -161,9 +157,6 @@ def test_no_name_can_break_the_page(tmp_path):
     assert any(name.startswith(shown) for name in said.data("timelines-data")["names"])
     assert shown in said.data("steps-chart-data")["names"]
     assert said.words.count(shown) > 5
-
-
-# The timelines -----------------------------------------------------------------------------------
 
 
 def test_packed_spans_give_back_the_tasks(replay):
@@ -186,12 +179,6 @@ def test_packed_spans_give_back_the_tasks(replay):
     assert [[*names][code] for code in columns["name"]] == [texts[code] for code in spans.name]
 
 
-# The critical path -------------------------------------------------------------------------------
-
-
-# Files -------------------------------------------------------------------------------------------
-
-
 def test_several_ranks_have_a_report(tmp_path):
     for number in range(2):
         PROGRAMS["multi_stream"]().run(steps=6).write(tmp_path / f"rank{number}.json", 2, 4)
@@ -202,9 +189,6 @@ def test_several_ranks_have_a_report(tmp_path):
     table = next(table for table in said.tables if table[0][1:] == ["rank 0, ms", "rank 1"])
     assert table[-1][0] == "the step"
     assert {step[3] for step in said.data("timelines-data")["timelines"][0]["steps"]} == {0, 1}
-
-
-# Ranked what-ifs
 
 
 # What the roofline of the HTML report is made of; a browser draws it in `test_html_in_chromium`
@@ -285,14 +269,13 @@ def test_the_critical_path_adds_up_to_the_step_in_every_table(tmp_path, program)
 # The timelines of a what-if in a notebook: one frame that holds all it needs, and reaches nothing
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BREAKS_OUT = '</script></iframe><script>parent.document.title = "broken"</script>'
 LARGEST = 160_000  # bytes: what a saved notebook grows by
 
 
 @pytest.fixture(scope="module")
 def prediction():
-    replay = daydream.replay(EXAMPLES / "synthetic_gpt_gpu.json.gz")
+    replay = daydream.replay(EXAMPLE)
     graph = replay.graph.copy()
     graph.select(kind="kernel", phase="optimizer").set(name=BREAKS_OUT)
     return daydream.whatif(daydream.replay(graph), "amp")

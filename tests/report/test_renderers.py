@@ -1,9 +1,9 @@
 """What an answer becomes: its views, and each view as text, page, Markdown."""
 
-from graph.small_traces import op, trace
+from cli.command_line import held_to
+from graph.small_traces import repeated
 from report.test_html_report import Document
-from shared import shared_replay
-from view_text import view_text
+from shared import shared_replay, view_text
 
 import daydream
 from daydream.predict.suggest import suggestion
@@ -37,11 +37,18 @@ from daydream.simulate.critical_path import PathCause
 
 MS = 1_000_000
 COLUMNS = (
-    Column("part"), Column("before", Kind.TIME), Column("after", Kind.TIME), Column("change", Kind.CHANGE),
-    Column("interval", Kind.INTERVAL, spare=2), Column("held", Kind.BYTES, spare=1),
+    Column("part"),
+    Column("before", Kind.TIME),
+    Column("after", Kind.TIME),
+    Column("change", Kind.CHANGE),
+    Column("interval", Kind.INTERVAL, spare=2),
+    Column("held", Kind.BYTES, spare=1),
     Column("times", Kind.RATIO),
-    Column("share", Kind.PERCENT), Column("error", Kind.ERROR), Column("calls", Kind.COUNT), Column("unused"),
-)  # fmt: skip
+    Column("share", Kind.PERCENT),
+    Column("error", Kind.ERROR),
+    Column("calls", Kind.COUNT),
+    Column("unused"),
+)
 ROWS = (
     Row(("kernels",), style=HEADING),
     Row(("  gemm", 12 * MS, 6 * MS, -6 * MS, (5 * MS, 7 * MS), 3 << 20, 2.0, 0.5, 0.01, 1234, None), "a < b"),
@@ -60,37 +67,10 @@ SAMPLE = (
     Drawing("", "<b>drawn</b>"),
     Notes(["one", "two", "one"]),
 )
-TEXT = """\
-amp: 12.00 -> 6.00 ms per step, 2.00x (90% interval 1.71 to 2.40x)
-  step time   measured 12.1 ms (mean of 3)   predicted 6.0 ms
-  note: gemm is fast.
-  in code: torch.autocast()
-
-  part    before, ms  after  change  interval, ms  held, MiB  times  share   error  calls
-  kernels
-    gemm       12.00   6.00   -6.00  5.00 to 7.00        3.0  2.00x  50.0%  +1.00%  1,234
-      a < b
-    copy        3.00   4.00   +1.00                  unknown  0.75x  7.00%  -2.00%    2.5
-  idle          2.00   3.00   +1.00
-  and 2 more
-
-recorded
-  replay   yes: it fits
-  layers   no: none
-
-  a
-  left
-
-  b
-  right
-
-notes
-  - one
-  - two"""
 
 
 def test_a_view_as_text():
-    assert text_of(SAMPLE) == TEXT
+    held_to("blocks.txt", text_of(SAMPLE))
 
 
 def styles(blocks, room=120):
@@ -148,13 +128,18 @@ def test_a_view_as_markdown_folds_what_follows_its_first_table():
 def test_no_name_is_markup():
     nasty = '</script><b>"x"</b>\x1b[31m|`@team`'
     blocks = [
-        Headline(nasty), Text(nasty, nasty), Code(nasty), Title(nasty, "id", nasty), Facts([(nasty, nasty)]),
-        Figures([(nasty, nasty, nasty)], nasty), Notes([nasty]),
+        Headline(nasty),
+        Text(nasty, nasty),
+        Code(nasty),
+        Title(nasty, "id", nasty),
+        Facts([(nasty, nasty)]),
+        Figures([(nasty, nasty, nasty)], nasty),
+        Notes([nasty]),
         Table(
             [Column(nasty), Column(nasty, Kind.TIME)],
             [Row((nasty, nasty), nasty), Row((nasty,), style=HEADING)],
         ),
-    ]  # fmt: skip
+    ]
     for text in (render("blocks.jinja", blocks), notebook_html(blocks)):
         assert "<b>" not in text
         assert "<script" not in text
@@ -185,19 +170,22 @@ def test_a_trace_that_was_not_replayed_is_told():
 
 
 RECORDING = {
-    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000}, "input_ns": 0, "module_ns": 0,
-    "annotation_ns": 0, "inside_ns": 200, "before_share": 0.75, "heads": [], "step_hooks_ns": 0,
-}  # fmt: skip
+    "event_ns": {"forward": 1000, "backward": 1000, "optimizer": 1000},
+    "input_ns": 0,
+    "module_ns": 0,
+    "annotation_ns": 0,
+    "inside_ns": 200,
+    "before_share": 0.75,
+    "heads": [],
+    "step_hooks_ns": 0,
+}
 
 
 def small_run(factor=1.0):
     """Three steps of 20 us, 2 of them recording; without a profiler they took 18, times the factor."""
-    rows = [
-        part for at in (0, 20, 40)
-        for part in (op("a", at, at + 8, phase="forward"), op("b", at + 12, at + 18, phase="forward"))
-    ]  # fmt: skip
-    times = [round(factor * 18_000)] * 3
-    return trace(rows, steps=(0, 20, 40, 60), profiler_cost=RECORDING, unprofiled_step_ns=times)
+    step = "op a 0 8 phase=forward\nop b 12 18 phase=forward"
+    known = {"profiler_cost": RECORDING, "unprofiled_step_ns": [round(factor * 18_000)] * 3}
+    return repeated(step, 20, times=3, **known)
 
 
 def test_what_a_step_waits_for_adds_up_and_the_rest_is_never_the_largest(replay):
@@ -251,8 +239,7 @@ def test_a_range_on_both_sides_of_1x_is_undecided():
 
 
 def test_steps_that_all_replay_exactly_have_no_worst_one():
-    rows = [op("a", 10 * n, 10 * n + 8) for n in range(31)]
-    replay = daydream.replay(trace(rows, steps=tuple(range(0, 311, 10))))
+    replay = daydream.replay(repeated("op a 0 8", 10, times=31))
     assert len(replay.steps) > 12
     assert f"  each of the {len(replay.steps)} steps replays with an error of 0.00%\n" in view_text(replay)
     assert "worst of" in view_text(replay, verbose=True)

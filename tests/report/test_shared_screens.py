@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli.command_line import held_to
-from shared import shared_replay
-from view_text import view_text
+from shared import shared_replay, view_text
 
 import daydream
 from daydream.predict import curves as predicted

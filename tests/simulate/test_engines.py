@@ -45,12 +45,16 @@ CASES = {  # tasks, edges and starts of them
     #  lane 0  |launch 10        |launch 10        |
     #  lane 1     +4 |kernel 20                    |kernel 20 |     the second waits for its stream
     "a kernel can begin before its launch returns": (
-        "0 10, 1 20, 0 10, 1 20", "0>1 4 start, 2>3 4 start", [0, 4, 10, 4 + 20],
+        "0 10, 1 20, 0 10, 1 20",
+        "0>1 4 start, 2>3 4 start",
+        [0, 4, 10, 4 + 20],
     ),
     #  lane 0  |launch 5|sync 1 ..........|next 7|
     #  lane 1    +3 |kernel 30        | +2
     "a synchronization waits for the device and the rest follows": (
-        "0 5, 1 30, 0 1, 0 7", "0>1 3 start, 1>2 2", [0, 3, 3 + 30 + 2, 3 + 30 + 2 + 1],
+        "0 5, 1 30, 0 1, 0 7",
+        "0>1 3 start, 1>2 2",
+        [0, 3, 3 + 30 + 2, 3 + 30 + 2 + 1],
     ),
     #  a queue of two: launch 2 waits for the end of kernel 0, launch 3 for that of kernel 1
     #  lane 0  |0: 1|1: 1|..... |2: 1|....    |3: 1|
@@ -65,15 +69,19 @@ CASES = {  # tasks, edges and starts of them
     "a release holds a task and all behind it": ("0 5, 0 5 @12, 0 5", "", [0, 12, 12 + 5]),
     #  lane 0  |0: 4|gap 3|1: 4|gap 1| |2: 4|
     "the start-up cost between neighbors overlaps the gap": (
-        "0 4 +3, 0 4 +1, 0 4", "0>1 2, 1>2 2", [0, 4 + 3, 4 + 3 + 4 + 2],
+        "0 4 +3, 0 4 +1, 0 4",
+        "0>1 2, 1>2 2",
+        [0, 4 + 3, 4 + 3 + 4 + 2],
     ),
     #  lane 0  |0: 2|1: 2|  |2: 2|    2 follows the end of 0 by 7
     "an edge may reach over tasks of its lane": ("0 2, 0 2, 0 2, 0 2", "0>2 7", [0, 2, 2 + 7, 2 + 7 + 2]),
     "times beyond the precision of floats": (
-        f"0 {LONG} +1, 1 {LONG}, 0 {LONG}", "0>1 1, 1>2 1", [0, LONG + 1, 2 * LONG + 2],
+        f"0 {LONG} +1, 1 {LONG}, 0 {LONG}",
+        "0>1 1, 1>2 1",
+        [0, LONG + 1, 2 * LONG + 2],
     ),
     "nothing": ("", "", []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -88,21 +96,30 @@ SCHEDULED = {
     #  cpu   |0: 2|1: 2|2: 2|
     #  link       |3: 10        |5: 10 |4: 10 |     4 is ready at 4, 5 at 6 but more urgent
     "the urgent task overtakes the one that was ready first": (
-        "0 2, 0 2, 0 2, 1 10, 1 10, 1 10", "0>3, 1>4, 2>5", {1: [5, 3, 4]}, [0, 2, 4, 2, 2 + 10 + 10, 2 + 10],
+        "0 2, 0 2, 0 2, 1 10, 1 10, 1 10",
+        "0>3, 1>4, 2>5",
+        {1: [5, 3, 4]},
+        [0, 2, 4, 2, 2 + 10 + 10, 2 + 10],
     ),
     #  link  |1: 10   |2: 3|      1 is ready at 0; 2, more urgent, at 1
     "what runs is not interrupted": ("0 1, 1 10, 1 3", "0>2", {1: [2, 1]}, [0, 0, 10]),
     #  link  |0: 5|gap 3|2: 1|1: 1|      2 is ready at 7, when the gap still holds the lane
     "a gap delays the decision": ("1 5 +3, 1 1 @1, 1 1 @7", "", {1: [2, 0, 1]}, [0, 9, 8]),
     "equal priority goes by ready time, then by id": (
-        "1 10, 1 1 @6, 1 1 @5, 1 1 @6", "", {1: []}, [0, 10 + 1, 10, 10 + 1 + 1],
+        "1 10, 1 1 @6, 1 1 @5, 1 1 @6",
+        "",
+        {1: []},
+        [0, 10 + 1, 10, 10 + 1 + 1],
     ),
     #  link   |0: 4|2: 4|           2 needs 1 from the other lane, which ends at 3, so it is there at 4
     #  other  |1: 3|     3: 5 (less urgent than 2, ready at 0)
     "two scheduled lanes decide in the order of time": (
-        "1 4, 2 3, 1 4, 1 5", "1>2", {1: [0, 2, 3], 2: [1]}, [0, 0, 4, 8],
+        "1 4, 2 3, 1 4, 1 5",
+        "1>2",
+        {1: [0, 2, 3], 2: [1]},
+        [0, 0, 4, 8],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("run", [reference, engine.run], ids=["algorithm 1", "default"])
@@ -153,10 +170,16 @@ def random_plan(n, lanes, edges, reach, seed):
     dst = random.integers(1, n, edges)
     src = np.maximum(dst - random.integers(1, reach + 1, edges), 0)
     return Plan.from_edges(
-        random.integers(0, lanes, n), random.integers(0, 1000, n), random.integers(0, 3, n) * 50,
+        random.integers(0, lanes, n),
+        random.integers(0, 1000, n),
+        random.integers(0, 3, n) * 50,
         (random.random(n) < 0.01) * random.integers(0, n * 300, n),
-        src, dst, random.integers(-300, 300, edges), random.random(edges) < 0.5, np.full(edges, Cause.USER),
-    )  # fmt: skip
+        src,
+        dst,
+        random.integers(-300, 300, edges),
+        random.random(edges) < 0.5,
+        np.full(edges, Cause.USER),
+    )
 
 
 @pytest.mark.parametrize("edges", [0, 40, 400, 6000])
