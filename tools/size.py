@@ -38,7 +38,7 @@ BUDGETS = {
     "knowledge": Budget(195_200, 95, 10.52),
     "surface": Budget(104_685, 52, 9.53),
     "world": Budget(19_170, 11, 9.82),
-    "plan": Budget(10_080, 7, 10.68),
+    "plan": Budget(9_495, 6, 10.60),
     "product": Budget(575_260, 299, 10.01),
     "tests": Budget(331_290, 172, 10.43),
     "benchmarks, validation, tools": Budget(8_016, 41, 0.00),

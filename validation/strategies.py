@@ -198,8 +198,8 @@ def blocks_of(shape: tuple[Any, ...]) -> tuple[Block, ...]:
     graph = job.graph(stage)
     graph.select(kind="cpu").set(duration_ns=0, gap_ns=0)
     launches = graph.select(kind=("kernel", "memcpy")).launches()
-    _, first = np.unique(graph.recorded["parent"][launches.row], return_index=True)  # of each operator
-    launches[np.sort(first)].set(duration_ns=how["launch_ns"])
+    _, begin = np.unique(graph.recorded["parent"][launches.row], return_index=True)  # of each operator
+    launches[np.sort(begin)].set(duration_ns=how["launch_ns"])
     blocks = recorded_model(graph, stage).model.blocks
     besides = workspaces(graph, [block.name for block in blocks[1:-1]])
     first, *layers, last = map(lambda block, most: replace(block, workspace_bytes=most), blocks, besides)

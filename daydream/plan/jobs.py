@@ -195,7 +195,8 @@ def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
             np.add.at(update, on_cpu, own)
             continue
         place = parts.places(mine.layer, back)
-        np.add.at(parts.ns, (place, back, on_cpu), own)
+        where: Any = place, back, on_cpu
+        np.add.at(parts.ns, where, own)
         columns = place, mine.ids, mine.group, mine.collective, mine.bytes
         each = (column[sent].tolist() for column in columns)
         for at, task, name, operation, nbytes in zip(*each, strict=True):

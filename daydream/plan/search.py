@@ -337,7 +337,7 @@ def plan(
         if tokens and job.sequence:
             each.hours = hours = tokens / (batch * job.sequence) * each.step_ns / NS_PER_HOUR
             each.dollars = price and hours * price * each.gpus
-    turn = turn_of(*candidates[:2], by=by) if len(candidates) > 1 else None
+    turn = turn_of(candidates[0], candidates[1], by) if len(candidates) > 1 else None
     advice = [] if fits else [*_advice(job, numbers[-1], batch, capacity, within)]
     return Plan(by, numbers, batch, capacity, seen, candidates, turn, own, advice, notes)
 
@@ -409,7 +409,7 @@ def answers(
 def _advice(job: Job, gpus: int, batch: int, capacity: int, limits: Limits) -> Iterator[Advice]:
     """Yield what needs least and, of each kind of change, the smallest after which a strategy fits."""
     free = {axis: values for axis, values in limits.items() if axis not in CHOICES}
-    kinds = [
+    kinds: list[list[tuple[str, int, int, Limits]]] = [
         [("the least that any needs", gpus, batch, limits)],
         [(f"with {gpus * times:,} GPUs", gpus * times, batch, limits) for times in MORE],
         [(f"with a batch of {batch // times:,}", gpus, batch // times, limits) for times in MORE],

@@ -51,7 +51,9 @@ def plan(found: Plan, *, verbose: bool = False, top: int = SHOWN) -> list[Block]
     gpus = listed([f"{each:,}" for each in found.gpus])
     samples = counted(found.batch, "sample")
     job = f"{gpus} GPUs of {capacity_text(found.capacity_bytes)}, {samples} a step"
-    shown = [*_best(found, job)] if found.candidates else [Headline(f"nothing fits {job}")]
+    shown: list[Block] = [Headline(f"nothing fits {job}")]
+    if found.candidates:
+        shown = [*_best(found, job)]
     for tip in found.advice:
         needs = bytes_text(needed_bytes(tip.memory_bytes))
         shown.append(Text(f"{tip.strategy}: {needs}", f"{tip.change}: "))
