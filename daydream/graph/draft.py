@@ -77,8 +77,7 @@ class Draft(Graph):
         """
         columns.setdefault("start_ns", -1)
         columns.setdefault("end_ns", np.add(columns["start_ns"], columns.get("duration_ns", 0)))
-        self.columns.add(**{"alive": np.ones(count, bool), **columns})
-        return np.arange(self.size - count, self.size)
+        return super().add(count, **columns)
 
     def move(self, tasks: Any, **columns: Any) -> None:
         """Set columns of tasks by which they are looked up: their lane, their order."""

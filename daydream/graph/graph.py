@@ -37,6 +37,7 @@ from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, pl
 from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
 from daydream.graph.select import (
+    Where,
     in_program_order,
     lanes_named,
     of_tasks,
@@ -63,8 +64,6 @@ from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import networkx as nx
-
-    from daydream.graph.select import Where
 
 OWN = (  # what each copy has of its own
     *TABLES,
@@ -345,7 +344,7 @@ class Graph(NotebookTables):
         """
         for name in columns:
             self._own(name)
-        self.columns.add(**columns, alive=np.ones(count, bool))
+        self.columns.add(**{"alive": np.ones(count, bool), **columns})
         return np.arange(self.size - count, self.size)
 
     def write(self, name: str, ids: Any, values: Any) -> None:
@@ -394,8 +393,6 @@ class Graph(NotebookTables):
         duration, gap = (nanoseconds(value) for value in (duration_ns, gap_ns))
         values = encode(self, columns)
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
-        launch = -1
-        latency = 0
         behind = causes
         if len(caller):
             call = self.insert(
@@ -406,9 +403,8 @@ class Graph(NotebookTables):
                 after=caller[:1],
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
-            launch = call.ids[0]
-            latency = self.facts.launch_latency_ns
-            behind = np.append(causes, launch)
+            values |= {"launch": call.ids, "latency_ns": self.facts.launch_latency_ns}
+            behind = np.append(causes, call.ids)
         near = [*causes, *followers, *behind]
         if near:
             values.setdefault("step", self.step[near[0]])
@@ -420,8 +416,6 @@ class Graph(NotebookTables):
             order=place(self, lane_id, behind, followers),
             duration_ns=duration,
             gap_ns=gap,
-            launch=launch,
-            latency_ns=latency,
             **values,
         )
         self.link(causes, task)

@@ -96,7 +96,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     edges = _joined(*made)
     doubtful = _joined(_link_edges(graph, tiles, graph.doubtful))
     doubtful[4] = Cause.EVENT
-    own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), _releases(graph, tiles)]
+    own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), tiles.releases()]
     if (edges[0] >= edges[1]).any():
         rank = _topological(graph, tiles, edges)
         sequence = np.argsort(rank)
@@ -217,23 +217,23 @@ class _Tiles:
                 found[last] = self.task[entries[ahead - 1]]
         return found
 
+    def releases(self) -> np.ndarray:
+        """Return the earliest start of each entry, in ns: int64.
 
-def _releases(graph: Graph, tiles: _Tiles) -> np.ndarray:
-    """Return the earliest start of each entry, in ns: int64.
-
-    A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
-    now where edits removed that one, or put others before it.
-    """
-    release = graph.release_ns
-    recorded = release == graph.measured_start_ns  # a user's own release is of its task
-    begins = (release > 0) & recorded & (graph.kind == CPU)
-    found = np.zeros(len(tiles.task) + 1, np.int64)  # the last one of removed tasks
-    held = np.flatnonzero(release)
-    found[tiles.at[0, held]] = release[held]
-    for task in np.flatnonzero(begins).tolist():
-        first = tiles.of_lane[graph.lane[task]][:1]
-        found[first] = np.maximum(found[first], release[task])
-    return found[:-1]
+        A thread begins when it was recorded to. That time stands with its first task, and goes with what is
+        first now where edits removed that one, or put others before it.
+        """
+        graph = self.graph
+        release = graph.release_ns
+        recorded = release == graph.measured_start_ns  # a user's own release is of its task
+        begins = (release > 0) & recorded & (graph.kind == CPU)
+        found = np.zeros(len(self.task) + 1, np.int64)  # the last one of removed tasks
+        held = np.flatnonzero(release)
+        found[self.at[0, held]] = release[held]
+        for task in np.flatnonzero(begins):
+            first = self.of_lane[graph.lane[task]][:1]
+            found[first] = np.maximum(found[first], release[task])
+        return found[:-1]
 
 
 def _sync_edges(graph: Graph, tiles: _Tiles) -> Edges:

@@ -67,8 +67,15 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
-    if name == "handle":
-        options = _places(graph, options)
+    if name == "handle":  # the column has places in the trace's map
+        if graph.recorded.handles is None:
+            raise GraphError("this trace has no debug handles; give a map with --handles FILE")
+        handles = [*graph.recorded.handles]
+        for each in options:
+            if each not in handles:
+                hint = meant(str(each), map(str, handles), f"{len(handles):,} are known.")
+                raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
+        options = [*map(handles.index, options)]
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
@@ -85,18 +92,6 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
         ]
     patterns = tuple(options)
     return of_tasks(graph.tasks(ids), name, lambda text: _fits(name, text, patterns), bool)
-
-
-def _places(graph: Graph, identifiers: list[Any]) -> list[int]:
-    """Return the places of some identifiers in the trace's map of debug handles, as the column has them."""
-    if graph.recorded.handles is None:
-        raise GraphError("this trace has no debug handles; give a map with --handles FILE")
-    known = list(graph.recorded.handles)
-    for each in identifiers:
-        if each not in known:
-            hint = meant(str(each), map(str, known), f"{len(known):,} are known.")
-            raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
-    return [known.index(each) for each in identifiers]
 
 
 @lru_cache(maxsize=1 << 16)  # optimizations ask the same of the same texts

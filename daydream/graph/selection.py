@@ -22,6 +22,7 @@ from daydream.graph.insert import encode
 from daydream.graph.lower import around_points, follow_instead, keep_waits
 from daydream.graph.select import (
     DERIVED,
+    Where,
     among,
     coded,
     in_program_order,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.graph.select import Where
 
 SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 OWN = {"graph", "ids", "words", "conditions"}
@@ -516,12 +516,10 @@ class Selection(NotebookTables):
             ALL_LANES if lane is None else lanes_for(graph, lane, own, on_device=True, new=False)
         )
         if on is None:
-            graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
+            graph.syncs.add(task=self.ids, lane=source, point=self.ids)
         else:
             target = lanes_for(graph, on, own, on_device=True, new=False)
-            graph.waits.add(
-                record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0
-            )
+            graph.waits.add(record=self.ids, source=source, wait=self.ids, target=target)
         return self
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:

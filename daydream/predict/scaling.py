@@ -20,7 +20,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
-from daydream.predict.contention_option import MEASURED, Choice, Option, between
+from daydream.predict.contention_option import MEASURED, Choice, ContentionOption, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
@@ -130,7 +130,7 @@ def scaling(
     jitter: float = 0.0,
     straggler: float = 1.0,
     seed: int = 0,
-    contention: Option = MEASURED,
+    contention: ContentionOption = MEASURED,
     capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,

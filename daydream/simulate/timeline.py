@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daydream.arrays import run_starts
-from daydream.graph.lower import steps_in
+from daydream.graph.lower import Lowered, steps_in
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, step_rank
 from daydream.lazy import NotebookFigure
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.graph.lower import Lowered
 
 Key = tuple[int, int]  # copy, step
 

@@ -64,9 +64,9 @@ from daydream.collect.derive.collectives import (
 from daydream.graph.calls import device_work
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
+from daydream.graph.rules import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
 from daydream.graph.rules.streams import DEVICE_PLACE
 from daydream.graph.rules.threads import pauses_of
-from daydream.graph.rules.thresholds import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
 from daydream.graph.tables import COLLECTIVE, KERNEL, Lane
 from daydream.text import counted
 

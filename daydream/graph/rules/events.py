@@ -30,9 +30,7 @@ import numpy as np
 from daydream.arrays import take, unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
-from daydream.graph.rules.synchronization import device_records
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     EVENT_NS,
     HELD_AFTER_NS,
     HELD_BEFORE_NS,
@@ -42,6 +40,8 @@ from daydream.graph.rules.thresholds import (
     STREAM_CLOCK_NS,
     WAITS_SHARE,
 )
+from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
+from daydream.graph.rules.synchronization import device_records
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.lazy import regex
 
@@ -81,7 +81,7 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
         search.waits = [wait for wait in search.waits if wait.call not in library]
     rows = np.array(list(way(search)), np.int64).reshape(-1, 4)
     record, source, call, target = rows.T
-    draft.waits.add(record=record, source=source, wait=call, target=target, latency_ns=0)
+    draft.waits.add(record=record, source=source, wait=call, target=target)
     if way == _Search.by_records:
         counts["recorded"] = len(rows)
     counts["unresolved"] = len(search.waits) - len(rows)

@@ -32,16 +32,7 @@ from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import NEVER, NONE, Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.synchronization import blocking_copies, is_sync
-from daydream.graph.rules.threads import (
-    RESUME_PLACE,
-    Pauses,
-    others_of,
-    pauses_of,
-    spread,
-    steadier,
-)
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     COVERED_SHARE,
     FAR_NS,
     LEAST_LOCKED,
@@ -56,6 +47,15 @@ from daydream.graph.rules.thresholds import (
     THREAD_CLOCK_NS,
     WAKE_NS,
     WOKEN_NS,
+)
+from daydream.graph.rules.synchronization import blocking_copies, is_sync
+from daydream.graph.rules.threads import (
+    RESUME_PLACE,
+    Pauses,
+    others_of,
+    pauses_of,
+    spread,
+    steadier,
 )
 from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex

@@ -45,7 +45,7 @@ from daydream.graph.draft import NEVER, DeviceWork, Draft, runs_of
 from daydream.graph.insert import place_next_to
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     BACK_TO_BACK_NS,
     COVERED_SHARE,
     GRAPH_HOLE_NS,

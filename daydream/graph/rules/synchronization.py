@@ -30,7 +30,7 @@ from daydream.graph.calls import GRAPH_LAUNCH, MAY_SYNC
 from daydream.graph.draft import Draft
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import around
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     LEAST_BLOCKED,
     NVIDIA_QUEUE_DEPTH,
     QUEUE_AHEAD_SHARE,
@@ -145,24 +145,18 @@ def _stream_syncs(draft: Draft) -> Waits:
     """The device's own record names the stream; else it is the one that is likely."""
     calls = draft.calls_named(STREAM_SYNC.search)
     recorded, _, _ = device_records(draft, "Stream Sync", calls)
-    lanes = np.where(recorded >= 0, recorded, _likely_lanes(draft, calls))
+    # What its thread used last is likely, unless time forbids it; else what ended last before the call returned.
+    last = _launched_last(draft, calls)
+    streams, ended = _all_ended(draft, calls)
+    ended[ended > draft.end_ns[calls] + RETURN_CLOCK_NS] = 0
+    used = ((streams[:, None] == last) & (ended > 0)).any(axis=0)
+    likely = np.where(used, last, streams[ended.argmax(axis=0)])
+    lanes = np.where(recorded >= 0, recorded, likely)
     known = lanes >= 0
     draft.facts.unresolved_syncs += int((~known).sum())
     calls = calls[known]
     lanes = lanes[known]
     return np.broadcast_arrays(calls, lanes, _ended(draft, lanes, calls), -1)
-
-
-def _likely_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
-    """Return the stream that each call waited for, or -1: what its thread used last, unless time forbids it.
-
-    Else the one that ended last before the call returned.
-    """
-    last = _launched_last(draft, calls)
-    lanes, ended = _all_ended(draft, calls)
-    ended[ended > draft.end_ns[calls] + RETURN_CLOCK_NS] = 0
-    used = ((lanes[:, None] == last) & (ended > 0)).any(axis=0)
-    return np.where(used, last, lanes[ended.argmax(axis=0)])
 
 
 def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
@@ -274,7 +268,7 @@ def _split(
     blocked = ~late & ((done > start) | copying)
     free = ~late & ~blocked
     points = np.where(point >= 0, point, calls)
-    draft.syncs.add(task=calls[free], lane=lanes[free], point=points[free], latency_ns=0)
+    draft.syncs.add(task=calls[free], lane=lanes[free], point=points[free])
     unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
     columns = (calls, lanes, done, point, start, end)
     calls, lanes, done, point, start, end = (values[blocked] for values in columns)

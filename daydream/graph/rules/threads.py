@@ -30,7 +30,7 @@ from daydream.arrays import combinations, percentile, run_starts, take, turns, u
 from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import NEVER, Draft
 from daydream.graph.plan import Cause, stable_order
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     FILLED_SHARE,
     FORWARD_SHARE,
     INSIDE_SHARE,
