@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import lookup, take
 from daydream.graph.calls import GRAPH_LAUNCH, MAY_SYNC
@@ -66,7 +67,7 @@ ARRAY_WAIT = regex(r"^(block_until_ready|_value)$")
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
 # Calls, the lane that each waits for, when that had ended, and up to which program point (-1: the call).
-Waits = Iterable[np.ndarray]
+Waits = Iterable[ndarray]
 
 
 def wait_in_calls(draft: Draft) -> None:
@@ -85,7 +86,7 @@ def wait_in_calls(draft: Draft) -> None:
     _split(draft, *map(np.concatenate, zip(*found, strict=True)))
 
 
-def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
+def _ended(draft: Draft, lanes: ndarray, calls: ndarray) -> ndarray:
     """Return when all work of a lane launched before each call had ended; 0 for none."""
     ended = np.zeros(draft.size + 1, np.int64)
     for _, tasks in draft.streams():
@@ -94,7 +95,7 @@ def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
     return ended[before]
 
 
-def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _all_ended(draft: Draft, calls: ndarray) -> tuple[ndarray, ndarray]:
     """Return the lanes of the streams and -1, which has no work, and the same for each lane and call.
 
     0 for lanes of other ranks: shape (lanes, calls).
@@ -105,7 +106,7 @@ def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return lanes, np.where(same_rank, ended.reshape(same_rank.shape), 0)
 
 
-def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
+def device_records(draft: Draft, name: str, calls: ndarray) -> ndarray:
     """Return what the device's own records of a synchronization of this name say of calls, -1 where nothing.
 
     int64, shape (3, calls): the lane of the record, the lane that is waited for, the call that recorded the
@@ -159,7 +160,7 @@ def _stream_syncs(draft: Draft) -> Waits:
     return np.broadcast_arrays(calls, lanes, _ended(draft, lanes, calls), -1)
 
 
-def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
+def _launched_last(draft: Draft, calls: ndarray) -> ndarray:
     """Return, for each call, the stream its thread last launched work on, or -1."""
     return take(draft.lane, draft.launched_around(calls)[0])
 
@@ -206,7 +207,7 @@ def _allocations(draft: Draft) -> Waits:
     return np.broadcast_arrays(calls[waited], ALL_LANES, ended[waited], -1)
 
 
-def blocking_copies(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+def blocking_copies(draft: Draft) -> tuple[ndarray, ndarray]:
     """Return the calls that last as long as the copy they ask for, and the copies."""
     copies = draft.launched()
     copies = copies[draft.kind[copies] == MEMCPY]
@@ -251,9 +252,7 @@ def _array_waits(draft: Draft) -> Waits:
     return np.array(waits, np.int64).reshape(-1, 4).T
 
 
-def _split(
-    draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray
-) -> None:
+def _split(draft: Draft, calls: ndarray, lanes: ndarray, done: ndarray, point: ndarray) -> None:
     """Divide each call that was blocked into its call and its return; the return waits."""
     start = draft.start_ns[calls]
     end = draft.end_ns[calls]
@@ -320,7 +319,7 @@ def bound_queues(draft: Draft) -> None:
             _take_out_waits(draft, calls, ends, depth)
 
 
-def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
+def _learn(draft: Draft, calls: ndarray, ends: ndarray) -> tuple[int, bool]:
     """Return the most launches in flight when a call returned, and whether the queue was full then."""
     place = np.flatnonzero(calls >= 0)
     if len(place) < LEAST_BLOCKED:
@@ -356,7 +355,7 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     return depth, (returned - free)[blocked][0] <= near and chance <= QUEUE_CHANCE
 
 
-def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: int) -> None:
+def _take_out_waits(draft: Draft, calls: ndarray, ends: ndarray, depth: int) -> None:
     """Give the blocked calls of a stream their own cost: what their kind of call takes when there is room.
 
     Where none of its kind is known to have met room, it is no more than what was left
