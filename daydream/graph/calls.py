@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import distinct, take, unique
 from daydream.errors import GraphError, NotApplicableError
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def call_rows(
-    graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False
-) -> np.ndarray:
+    graph: Graph, ids: ndarray, name: str | None = None, *, inner: bool = False
+) -> ndarray:
     """Return the trace's row of the call of an operator that each task belongs to.
 
     Args:
@@ -62,7 +63,7 @@ def call_rows(
     return graph._of_trace[key][graph.row[ids]]
 
 
-def _with_hand_offs(graph: Graph) -> np.ndarray:
+def _with_hand_offs(graph: Graph) -> ndarray:
     """Return the row around each row; around what the autograd thread runs is the range that waits for it.
 
     A thread that calls `backward()` stands still until the autograd thread is done, so a range
@@ -96,9 +97,7 @@ def _with_hand_offs(graph: Graph) -> np.ndarray:
     return graph._of_trace["hand_offs"]
 
 
-def enclosing(
-    parent: np.ndarray, wanted: np.ndarray, rows: np.ndarray, *, inner: bool
-) -> np.ndarray:
+def enclosing(parent: ndarray, wanted: ndarray, rows: ndarray, *, inner: bool) -> ndarray:
     """Return the outermost (or innermost) wanted row among each row and those around it, -1 for none."""
     found = np.full(len(rows), -1)
     active = np.flatnonzero(rows >= 0)
@@ -113,13 +112,13 @@ def enclosing(
 
 
 def instances(
-    graph: Graph, ids: np.ndarray, name: str | None = None, *, inner: bool = False
-) -> np.ndarray:
+    graph: Graph, ids: ndarray, name: str | None = None, *, inner: bool = False
+) -> ndarray:
     """Return a number for the call each task belongs to, -1 for none; a repeated call has its own."""
     return row_numbers(graph, ids, call_rows(graph, ids, name, inner=inner))
 
 
-def row_numbers(graph: Graph, ids: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+def row_numbers(graph: Graph, ids: ndarray, rows: ndarray | None = None) -> ndarray:
     """Return a number for the row of each task, -1 for none; a repeated row has its own.
 
     By default that is the row that it is a piece of.
@@ -162,7 +161,7 @@ def operators(tasks: Selection) -> Selection:
     return tasks.of(np.concatenate(picked), f"operators of {tasks.words}")
 
 
-def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pieces_of(graph: Graph, calls: ndarray) -> tuple[ndarray, ndarray]:
     """Return the other pieces of some runtime calls, and the place of each one's call among them.
 
     A blocking call is cut into the call and its return, a long one into the time before it
@@ -178,7 +177,7 @@ def pieces_of(graph: Graph, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ids, of[ids]
 
 
-def _around(parent: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _around(parent: ndarray, rows: ndarray) -> ndarray:
     """Return a mask of rows and of all that enclose them."""
     around = np.zeros(len(parent), bool)
     while len(rows):
@@ -206,7 +205,7 @@ def _flat(found: Any) -> Iterator[list[int]]:
             yield from [each] if all(isinstance(size, int) for size in each) else _flat(each)
 
 
-def shape_rows(graph: Graph, ids: np.ndarray) -> np.ndarray:
+def shape_rows(graph: Graph, ids: ndarray) -> ndarray:
     """Return the row of each task, or of the innermost call around it, that recorded shapes; else -1."""
     trace = graph.recorded
     return enclosing(trace["parent"], trace["shapes"] >= 0, graph.row[ids], inner=True)
@@ -221,7 +220,7 @@ GRAPH_LAUNCH = "GraphLaunch"  # cudaGraphLaunch, hipGraphLaunch, cuGraphLaunch a
 LAUNCH = regex(r"^(cuda|cu|hip)(ExtLaunch|Ext|Module)*Launch\w*Kernel|^mtia\w*[Ll]aunch")
 
 
-def device_work(graph: Graph) -> np.ndarray:
+def device_work(graph: Graph) -> ndarray:
     """Return a mask over tasks of those that a device runs; collectives on CPU threads (gloo) are none."""
     mask = graph.kind != CPU
     host = np.array([lane.host for lane in graph.lanes], bool)
@@ -235,7 +234,7 @@ def has_device_work(graph: Graph) -> bool:
     return device_work(graph)[graph.alive].any()
 
 
-def fused_parts(graph: Graph) -> np.ndarray:
+def fused_parts(graph: Graph) -> ndarray:
     """Return a mask of the parts of fused work: what a map of debug handles gives several owners.
 
     Returns:
@@ -248,7 +247,7 @@ def fused_parts(graph: Graph) -> np.ndarray:
     return several[take(graph.recorded["handle"], graph.row)]
 
 
-def whole_duration_ns(tasks: Selection) -> np.ndarray:
+def whole_duration_ns(tasks: Selection) -> ndarray:
     """Return how long the kernel of each task runs: of a part of fused work that of all parts together.
 
     int64, shape (tasks,), in ns.
@@ -291,7 +290,7 @@ def unrecorded_launches(graph: Graph) -> bool:
 class Coverage:
     """The time that any of some intervals covers: `start_ns` and `end_ns` bound its pieces, in order."""
 
-    def __init__(self, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
+    def __init__(self, start_ns: ndarray, end_ns: ndarray) -> None:
         lasting = end_ns > start_ns
         order = np.argsort(start_ns[lasting], kind="stable")
         start = start_ns[lasting][order]
@@ -306,17 +305,17 @@ class Coverage:
             -(2**62), self.end_ns
         )  # of the piece that has begun; of none, before all
 
-    def until(self, time_ns: np.ndarray) -> np.ndarray:
+    def until(self, time_ns: ndarray) -> ndarray:
         """Return how much is covered before each time."""
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
         return self.before_ns[begun] - np.maximum(self._ends_ns[begun] - time_ns, 0)
 
-    def within(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    def within(self, start_ns: ndarray, end_ns: ndarray) -> ndarray:
         """Return how much of each span is covered."""
         return self.until(end_ns) - self.until(start_ns)
 
 
-def sharing(lanes: Sequence[Lane]) -> list[tuple[np.ndarray, np.ndarray]]:
+def sharing(lanes: Sequence[Lane]) -> list[tuple[ndarray, ndarray]]:
     """Return, for each device, masks of the lanes whose kernels run on it and of those with its transfers.
 
     Of a rank with several devices the lanes of no device (a link that an edit made) carry transfers
@@ -347,8 +346,8 @@ class WholeCalls(NamedTuple):
     what is in their paths, as a model does; `where` says what runs most of the unplaced work.
     """
 
-    inside: np.ndarray
-    unplaced: np.ndarray
+    inside: ndarray
+    unplaced: ndarray
     layers: frozenset[int]
     around: frozenset[int]
     where: str

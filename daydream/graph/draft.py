@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import run_starts, unique
 from daydream.graph.graph import Graph
@@ -34,14 +35,14 @@ OF_GRAPH = {"measured_start_ns": "start_ns"}  # columns that have another name h
 class DeviceWork:
     """Device rows that are no tasks yet, by lane and in launch order."""
 
-    row: np.ndarray  # -1 for work that was not traced
-    like: np.ndarray  # a row that it resembles
-    lane: np.ndarray
-    start: np.ndarray
-    duration: np.ndarray
-    launch: np.ndarray
-    order: np.ndarray
-    unit: np.ndarray  # correlation, the same for all nodes of a graph launch
+    row: ndarray  # -1 for work that was not traced
+    like: ndarray  # a row that it resembles
+    lane: ndarray
+    start: ndarray
+    duration: ndarray
+    launch: ndarray
+    order: ndarray
+    unit: ndarray  # correlation, the same for all nodes of a graph launch
 
 
 class Draft(Graph):
@@ -64,21 +65,20 @@ class Draft(Graph):
         types = {OF_GRAPH.get(name, name): dtype for name, dtype in COLUMNS.items()}
         self.columns = Table({**types, "end_ns": np.int64, "waited": bool, "unit": np.int64})
         self._by_lane: dict[
-            int, np.ndarray
+            int, ndarray
         ] = {}  # tasks in program order, as far as they are looked up
         self._looked_up = 0
 
     # writing ----------------------------------------------------------------------------------
 
-    def add(self, count: int, **columns: Any) -> np.ndarray:
+    def add(self, count: int, **columns: Any) -> ndarray:
         """Add tasks and return their ids; a value for all or one for each, else the column's default.
 
         The recorded end is that of the duration if it is not given.
         """
         columns.setdefault("start_ns", -1)
         columns.setdefault("end_ns", np.add(columns["start_ns"], columns.get("duration_ns", 0)))
-        self.columns.add(**{"alive": np.ones(count, bool), **columns})
-        return np.arange(self.size - count, self.size)
+        return super().add(count, **columns)
 
     def move(self, tasks: Any, **columns: Any) -> None:
         """Set columns of tasks by which they are looked up: their lane, their order."""
@@ -89,12 +89,12 @@ class Draft(Graph):
 
     def add_cpu_tasks(
         self,
-        like: np.ndarray,
-        start: np.ndarray,
+        like: ndarray,
+        start: ndarray,
         order: Any,
         name: str | None = None,
         **columns: Any,
-    ) -> np.ndarray:
+    ) -> ndarray:
         """Add CPU tasks without duration, each to the thread of another task, with its name by default."""
         same = self.values(like, "lane", "op", "layer", "phase", "step", "name")
         if name is not None:
@@ -103,17 +103,17 @@ class Draft(Graph):
 
     def turn_into_wait(
         self,
-        tasks: np.ndarray,
-        begin: np.ndarray,
-        woken: np.ndarray,
-        end: np.ndarray,
+        tasks: ndarray,
+        begin: ndarray,
+        woken: ndarray,
+        end: ndarray,
         *,
         order: Any,
         inside: Any = True,
-        like: np.ndarray | None = None,
+        like: ndarray | None = None,
         name: str | None = None,
         works_on: bool = False,
-    ) -> np.ndarray:
+    ) -> ndarray:
         """Cut a wait out of CPU time and return the tasks that go on behind it; they are to be given a cause.
 
         Args:
@@ -140,7 +140,7 @@ class Draft(Graph):
             tasks if like is None else like, woken, order, name, gap_ns=gap, **rest
         )
 
-    def wait_first(self, calls: np.ndarray, until: np.ndarray) -> None:
+    def wait_first(self, calls: ndarray, until: ndarray) -> None:
         """Take the wait at the begin of calls out of their time: they begin when it was over, in ns."""
         self.duration_ns[calls] = self.end_ns[calls] - until
         self.start_ns[calls] = until
@@ -158,11 +158,11 @@ class Draft(Graph):
 
     # looking up tasks -------------------------------------------------------------------------
 
-    def values(self, tasks: np.ndarray, *names: str) -> dict[str, Any]:
+    def values(self, tasks: ndarray, *names: str) -> dict[str, Any]:
         """Return columns of some tasks, all columns by default."""
         return {name: getattr(self, name)[tasks] for name in names or self.columns}
 
-    def on(self, lane: int) -> np.ndarray:
+    def on(self, lane: int) -> ndarray:
         """Return the tasks of a lane in program order."""
         return self._lane_tasks().get(lane, NONE)
 
@@ -170,35 +170,35 @@ class Draft(Graph):
         """Return the lanes of the CPU that have tasks."""
         return sorted(lane for lane in self._lane_tasks() if not self.lanes[lane].on_device)
 
-    def streams(self) -> list[tuple[int, np.ndarray]]:
+    def streams(self) -> list[tuple[int, ndarray]]:
         """Return (lane, its tasks in program order) for each stream of a device that has tasks."""
         found = sorted(self._lane_tasks().items())
         return [
             (n, tasks) for n, tasks in found if self.lanes[n].on_device and not self.lanes[n].host
         ]
 
-    def launched(self) -> np.ndarray:
+    def launched(self) -> ndarray:
         """Return the tasks that a call launched."""
         return np.flatnonzero(self.launch >= 0)
 
-    def launched_by(self, thread: int) -> np.ndarray:
+    def launched_by(self, thread: int) -> ndarray:
         """Return the tasks that the calls of a thread launched, in program order."""
         work = self.launched()
         return self.in_order(work[self.lane[self.launch[work]] == thread])
 
-    def launched_around(self, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def launched_around(self, calls: ndarray) -> tuple[ndarray, ndarray]:
         """Return the task that the thread of each call launched last before it, and next; -1 for none."""
         return around(self.launched_by, self.order, self.lane[calls], self.order[calls])
 
-    def on_streams(self) -> np.ndarray:
+    def on_streams(self) -> ndarray:
         """Return the tasks of the streams, stream by stream in program order."""
         return np.concatenate([NONE, *(tasks for _, tasks in self.streams())])
 
-    def in_order(self, tasks: np.ndarray) -> np.ndarray:
+    def in_order(self, tasks: ndarray) -> ndarray:
         """Return tasks in program order."""
         return tasks[np.argsort(self.order[tasks], kind="stable")]
 
-    def _lane_tasks(self) -> dict[int, np.ndarray]:
+    def _lane_tasks(self) -> dict[int, ndarray]:
         if self._looked_up < self.size:
             new = np.arange(self._looked_up, self.size)
             new = new[stable_order(self.lane[new], len(self.lanes))]
@@ -209,7 +209,7 @@ class Draft(Graph):
                 self._by_lane[lane] = self.in_order(tasks)
         return self._by_lane
 
-    def held_by(self) -> np.ndarray:
+    def held_by(self) -> ndarray:
         """Return (device tasks, the task each waits for, row of `waits` or -1), as lowering will find.
 
         int64, shape (3, waits).
@@ -225,36 +225,36 @@ class Draft(Graph):
         by_links = np.stack([links["dst"], links["src"], np.full(len(links), -1)])[:, linked]
         return np.append(by_waits, by_links, axis=1)
 
-    def held_until(self) -> np.ndarray:
+    def held_until(self) -> ndarray:
         """Return, by task, when the work of other streams that it waits for had ended, or `NEVER`."""
         later, earlier, _ = self.held_by()
         until = np.full(self.size, NEVER)
         np.maximum.at(until, later, self.end_ns[earlier])
         return until
 
-    def ended_before(self, tasks: np.ndarray) -> np.ndarray:
+    def ended_before(self, tasks: ndarray) -> ndarray:
         """Return when the task before each device task on its stream had ended; `NEVER` for none."""
         ended = np.full(self.size, NEVER)
         for _, run in self.streams():
             ended[run[1:]] = self.end_ns[run[:-1]]
         return ended[tasks]
 
-    def beside(self, lane: int) -> np.ndarray:
+    def beside(self, lane: int) -> ndarray:
         """Return which of the lanes are others of the device of one: a mask."""
         places = [(each.rank, each.device) for each in self.lanes]
         return np.array([at != lane and place == places[lane] for at, place in enumerate(places)])
 
     @cached_property
-    def calls(self) -> np.ndarray:
+    def calls(self) -> ndarray:
         """The tasks that are runtime calls (their first piece), in program order."""
         first = np.sort(self.task_of_row[self.trace.is_kind("runtime")])
         return self.in_order(first[first >= 0])
 
-    def calls_named(self, match: Callable[[str], Any]) -> np.ndarray:
+    def calls_named(self, match: Callable[[str], Any]) -> ndarray:
         """Return the runtime calls whose name fits a predicate on names, in program order."""
         return self.calls[self.named(match, self.calls)]
 
-    def usual_costs(self, calls: np.ndarray, otherwise: int = 0) -> np.ndarray:
+    def usual_costs(self, calls: ndarray, otherwise: int = 0) -> ndarray:
         """Return the median duration of calls by code of their name, in ns; `otherwise` for names of none.
 
         int64; the last is that of tasks without a name.
@@ -268,7 +268,7 @@ class Draft(Graph):
 
     # looking up rows of the trace -------------------------------------------------------------
 
-    def texts_of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def texts_of(self, rows: ndarray) -> dict[str, ndarray]:
         """Return the columns that tasks take over from their rows."""
         trace = self.trace
         rows = rows.astype(np.intp)  # NumPy looks up other types slowly
@@ -279,14 +279,14 @@ class Draft(Graph):
         same = {name: trace[name].take(rows) for name in ("name", "op", "layer", "step")}
         return {**same, "phase": phases.take(trace["phase"].take(rows))}
 
-    def units(self, rows: np.ndarray, column: str = "correlation") -> np.ndarray:
+    def units(self, rows: ndarray, column: str = "correlation") -> ndarray:
         """Return what ties rows to a call: the correlation id, made distinct between ranks; -1 for none."""
         given = self.trace[column][rows]
         rank = np.maximum(self.trace["rank"][rows], 0, dtype=np.int64)
         return np.where(given >= 0, given + (rank << RANK_BITS), -1)
 
 
-def runs_of(values: np.ndarray) -> list[tuple[int, int]]:
+def runs_of(values: ndarray) -> list[tuple[int, int]]:
     """Return (begin, end) of each run of equal values."""
     cuts = np.append(np.flatnonzero(run_starts(values)), len(values)).tolist()
     return list(pairwise(cuts))

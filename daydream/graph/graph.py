@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from msgspec import Struct
+from numpy import ndarray
 
 from daydream.arrays import take
 from daydream.errors import GraphError, NotApplicableError
@@ -37,6 +38,7 @@ from daydream.graph.insert import TAKEN_OVER, encode, ids_of, insert_next_to, pl
 from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
 from daydream.graph.select import (
+    Where,
     in_program_order,
     lanes_named,
     of_tasks,
@@ -63,8 +65,6 @@ from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
     import networkx as nx
-
-    from daydream.graph.select import Where
 
 OWN = (  # what each copy has of its own
     *TABLES,
@@ -128,15 +128,13 @@ class Graph(NotebookTables):
         self.facts = Facts()
         self.times: Any = None  # what the user measured, a `costs.KernelTable`; copies share it
         self.steps: list[dict[str, Any]] = []
-        self.modelled: list[
-            np.ndarray
-        ] = []  # ids of tasks whose time an edit set: what a model says
+        self.modelled: list[ndarray] = []  # ids of tasks whose time an edit set: what a model says
         self.doubted: list[
-            tuple[np.ndarray, np.ndarray, bool]
+            tuple[ndarray, ndarray, bool]
         ] = []  # ids, how far such a time may be off, and whether for waiting
         self.resized: list[Resizing] = []  # what made the recorded work more
         self.edited_by: dict[Where, None] = {}  # the words of selections that were edited
-        self.recorded_ns: np.ndarray | None = (
+        self.recorded_ns: ndarray | None = (
             None  # durations before the first edit of any; copies share it
         )
         self._codes: dict[str, dict[str, int]] = {}
@@ -163,28 +161,28 @@ class Graph(NotebookTables):
         return Trace({}, {}) if self.trace is None else self.trace
 
     @property
-    def ranks(self) -> np.ndarray:
+    def ranks(self) -> ndarray:
         """The rank of each lane: int64, shape (lanes,); of a graph without lanes, one 0."""
         return np.array([lane.rank for lane in self.lanes] or [0], np.int64)
 
     @property
-    def rank(self) -> np.ndarray:
+    def rank(self) -> ndarray:
         """The rank of each task's lane: int64, shape (ids,)."""
         return self.ranks[self.lane]
 
-    def of_rows(self, *kinds: str) -> np.ndarray:
+    def of_rows(self, *kinds: str) -> ndarray:
         """Return whether each task is a piece of a row of these kinds (`runtime`, ...): bool, shape (ids,)."""
         return take(self.recorded.is_kind(*kinds), self.row, False)
 
     @property
-    def in_background(self) -> np.ndarray:
+    def in_background(self) -> ndarray:
         """Whether each task is on a thread that nothing waits for: bool, shape (ids,)."""
         return np.array([lane.background for lane in self.lanes], bool)[self.lane]
 
     @property
-    def ids(self) -> np.ndarray:
+    def ids(self) -> ndarray:
         """Ids of the tasks that are there, in program order: int64, shape (tasks,)."""
-        found: np.ndarray = self.derived(
+        found: ndarray = self.derived(
             "ids", lambda: in_program_order(self, np.flatnonzero(self.alive)), structure=True
         )
         found.flags.writeable = False  # copies that nobody edited share it
@@ -227,7 +225,7 @@ class Graph(NotebookTables):
         while next_version() <= self.version:  # numbers of another process
             pass
 
-    def __getattr__(self, name: str) -> np.ndarray:
+    def __getattr__(self, name: str) -> ndarray:
         columns = self.__dict__.get("columns", ())
         if name in columns:
             return columns[name]
@@ -235,7 +233,7 @@ class Graph(NotebookTables):
             f"Graph has no attribute {name!r}; tasks are chosen as in graph.select(kind='kernel')"
         )
 
-    def column(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def column(self, name: str, ids: ndarray) -> ndarray:
         """Return a column for some tasks: int64, float64 or bool, or texts (None: unknown), shape (ids,)."""
         return read_column(self, name, ids)
 
@@ -245,11 +243,9 @@ class Graph(NotebookTables):
 
     def tasks(self, ids: Iterable[int]) -> Selection:
         """Return the selection of these ids."""
-        return Selection(
-            self, np.array(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        )
+        return Selection(self, np.array(ids if isinstance(ids, ndarray) else list(ids), np.int64))
 
-    def named(self, match: Callable[[str], Any], tasks: np.ndarray | None = None) -> np.ndarray:
+    def named(self, match: Callable[[str], Any], tasks: ndarray | None = None) -> ndarray:
         """Return which of the tasks, or of some, have a name that fits a predicate on names: a mask."""
         chosen = self.tasks(np.arange(self.size) if tasks is None else tasks)
         return of_tasks(chosen, "name", lambda name: name is not None and match(name), bool)
@@ -264,7 +260,7 @@ class Graph(NotebookTables):
         twin._codes = {}
         return twin
 
-    def retimed(self, duration_ns: np.ndarray, gap_ns: np.ndarray) -> Graph:
+    def retimed(self, duration_ns: ndarray, gap_ns: ndarray) -> Graph:
         """Return a copy whose tasks take other times: ns, int64, shape (ids,)."""
         twin = self.copy()
         twin.columns.put("duration_ns", duration_ns)
@@ -338,14 +334,14 @@ class Graph(NotebookTables):
             texts.append(text)
         return code
 
-    def add(self, count: int, **columns: Any) -> np.ndarray:
+    def add(self, count: int, **columns: Any) -> ndarray:
         """Append tasks and return their ids (int64, shape (tasks,)); other columns take their defaults.
 
         Columns of the trace (`bytes`, `dtype`, ...) can be given too; texts come as codes.
         """
         for name in columns:
             self._own(name)
-        self.columns.add(**columns, alive=np.ones(count, bool))
+        self.columns.add(**{"alive": np.ones(count, bool), **columns})
         return np.arange(self.size - count, self.size)
 
     def write(self, name: str, ids: Any, values: Any) -> None:
@@ -394,8 +390,6 @@ class Graph(NotebookTables):
         duration, gap = (nanoseconds(value) for value in (duration_ns, gap_ns))
         values = encode(self, columns)
         lane_id = lane if isinstance(lane, int) else self.lane_id(lane, on_device=kind != "cpu")
-        launch = -1
-        latency = 0
         behind = causes
         if len(caller):
             call = self.insert(
@@ -406,9 +400,8 @@ class Graph(NotebookTables):
                 after=caller[:1],
                 **{key: value for key, value in columns.items() if key in TAKEN_OVER},
             )
-            launch = call.ids[0]
-            latency = self.facts.launch_latency_ns
-            behind = np.append(causes, launch)
+            values |= {"launch": call.ids, "latency_ns": self.facts.launch_latency_ns}
+            behind = np.append(causes, call.ids)
         near = [*causes, *followers, *behind]
         if near:
             values.setdefault("step", self.step[near[0]])
@@ -420,8 +413,6 @@ class Graph(NotebookTables):
             order=place(self, lane_id, behind, followers),
             duration_ns=duration,
             gap_ns=gap,
-            launch=launch,
-            latency_ns=latency,
             **values,
         )
         self.link(causes, task)
@@ -470,7 +461,7 @@ class Graph(NotebookTables):
             raise NotApplicableError(f"no edge leads from {src.words} to {dst.words}")
         self.links.keep(~rows)
 
-    def remove(self, ids: np.ndarray) -> None:
+    def remove(self, ids: ndarray) -> None:
         """Remove tasks; a call goes too, with all of its pieces, when the device work it launched is gone."""
         self.write("alive", ids, False)
         launch = self.launch

@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import distinct_rows, first_of
 from daydream.errors import GraphError, NotApplicableError
@@ -45,7 +46,7 @@ class Groups(NotebookTables):
 
     """
 
-    def __init__(self, tasks: Selection, number: np.ndarray, keys: list[Any]) -> None:
+    def __init__(self, tasks: Selection, number: ndarray, keys: list[Any]) -> None:
         """Group tasks: `number[i]` is the place in `keys` of task i's group, -1 for none."""
         known = np.flatnonzero(number >= 0)
         first = first_of(number[known], len(keys))
@@ -92,7 +93,7 @@ class Groups(NotebookTables):
         """The tasks of all groups, those of one group behind one another."""
         return self.selection.of(self._ids, self.selection.words, ordered=True)
 
-    def total(self, column: str | Sequence[float] | np.ndarray) -> np.ndarray:
+    def total(self, column: str | Sequence[float] | ndarray) -> ndarray:
         """Return the sum of a column over each group, where it is known: shape (groups,), in its unit.
 
         Numbers of your own, one for each task that was grouped, are summed alike.
@@ -112,7 +113,7 @@ class Groups(NotebookTables):
         """Return the last task of each group, one a group."""
         return self.by_group[self._starts[1:] - 1]
 
-    def where(self, test: Sequence[bool] | np.ndarray | Callable[[Groups], np.ndarray]) -> Groups:
+    def where(self, test: Sequence[bool] | ndarray | Callable[[Groups], ndarray]) -> Groups:
         """Return the groups a mask keeps: one value a group, or a function of these groups to one."""
         mask = np.asarray(test(self) if callable(test) else test, bool)
         return Groups(self.by_group, np.where(mask[self._number], self._number, -1), self.keys)
@@ -125,7 +126,7 @@ class Groups(NotebookTables):
         within = (seen[1:] > before) & (seen[:-1] < through)
         return Groups(self.by_group, np.where(within, self._number, -1), self.keys)
 
-    def take(self, places: Sequence[int] | np.ndarray) -> Groups:
+    def take(self, places: Sequence[int] | ndarray) -> Groups:
         """Return the groups at these places, in that order."""
         ids = np.concatenate([self._ids[:0], *(self._group(place).ids for place in places)])
         tasks = self.selection.of(ids, self.selection.words, ordered=True)
@@ -321,7 +322,7 @@ class Groups(NotebookTables):
         words = f"{self.selection.words}, {self.keys[number]!r}".strip(", ")
         return self.selection.of(ids, words, ordered=True)
 
-    def _with_launches(self, *, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _with_launches(self, *, apart: bool) -> tuple[ndarray, ndarray]:
         """Return the tasks and their groups, with the calls that launch them (and the pieces of these calls).
 
         Group by group in program order. Groups that go `apart` from their places each need a call of their
@@ -346,7 +347,7 @@ class Groups(NotebookTables):
         return ids[by_group], group[by_group]
 
 
-def _lanes(graph: Graph, tasks: Selection, highest: int) -> np.ndarray:
+def _lanes(graph: Graph, tasks: Selection, highest: int) -> ndarray:
     """Return the lane of each rank (rows) for each lane (columns); CPU work goes to the first one's.
 
     Lanes of other ranks are like those of rank 0, and made if they are new.

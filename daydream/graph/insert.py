@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import distinct, take, turns
 from daydream.errors import GraphError
@@ -158,8 +159,8 @@ def encode(graph: Graph, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _anchors(
-    graph: Graph, ids: np.ndarray, calls: np.ndarray, on_device: np.ndarray, *, behind: bool
-) -> np.ndarray:
+    graph: Graph, ids: ndarray, calls: ndarray, on_device: ndarray, *, behind: bool
+) -> ndarray:
     """Return the task beside which each new one next to launched work goes in program order.
 
     Behind device work that is the last of the work and of the pieces of its call (a blocking
@@ -177,12 +178,12 @@ def _anchors(
     return np.where(on_device, end, calls)
 
 
-def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
+def ids_of(graph: Graph, tasks: Any) -> ndarray:
     """Return the ids of tasks given as a selection, an id, or several of either: int64."""
     if hasattr(tasks, "ids"):  # a selection
         same_graph(graph, tasks)
         return tasks.need_all().ids
-    if not isinstance(tasks, int | np.integer | np.ndarray):
+    if not isinstance(tasks, int | np.integer | ndarray):
         parts = (ids_of(graph, each) for each in tasks or ())
         return np.concatenate([np.empty(0, np.int64), *parts])
     ids = np.array(tasks, np.int64, ndmin=1)
@@ -193,7 +194,7 @@ def ids_of(graph: Graph, tasks: Any) -> np.ndarray:
     return ids
 
 
-def place(graph: Graph, lane: int, causes: np.ndarray, followers: np.ndarray) -> Any:
+def place(graph: Graph, lane: int, causes: ndarray, followers: ndarray) -> Any:
     """Return the key of a new task: behind its causes, else before its followers, else last of its lane."""
     order = graph.order
     if len(causes):
@@ -208,7 +209,7 @@ def place(graph: Graph, lane: int, causes: np.ndarray, followers: np.ndarray) ->
     return order[graph.lane == lane].max(initial=-ORDER_STEP) + ORDER_STEP
 
 
-def place_next_to(graph: Graph, anchors: np.ndarray, *, behind: bool) -> np.ndarray:
+def place_next_to(graph: Graph, anchors: ndarray, *, behind: bool) -> ndarray:
     """Return a key for a new task beside each anchor (ids; one may stand there several times).
 
     The keys lie between the anchor's and its neighbour's; those of one anchor ascend in the

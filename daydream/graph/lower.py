@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy import ndarray
 
 from daydream.errors import GraphError
 from daydream.graph.plan import OF_NO_EDGE, Cause, Plan, around, stable_order
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Window = tuple[int, int] | Mapping[int, tuple[int, int]]
 #: Sources, targets, latencies, whether these count from the start, causes: of as many edges, or one for all.
 #: Where a source or target is -1 there is no edge.
-Edges = tuple[np.ndarray, np.ndarray, np.ndarray | int, np.ndarray | bool, np.ndarray | Cause]
+Edges = tuple[ndarray, ndarray, ndarray | int, ndarray | bool, ndarray | Cause]
 
 LONGEST = 6  # steps of a cycle that are named
 
@@ -52,10 +53,10 @@ class Lowered(Struct):
     """
 
     plan: Plan
-    task: np.ndarray
-    copy: np.ndarray
-    gap_of: np.ndarray
-    doubtful: np.ndarray
+    task: ndarray
+    copy: ndarray
+    gap_of: ndarray
+    doubtful: ndarray
     copies: int
     window: Window | None
 
@@ -96,7 +97,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     edges = _joined(*made)
     doubtful = _joined(_link_edges(graph, tiles, graph.doubtful))
     doubtful[4] = Cause.EVENT
-    own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), _releases(graph, tiles)]
+    own = [tiles.task, tiles.copy, tiles.lane, tiles.gap_of(), tiles.releases()]
     if (edges[0] >= edges[1]).any():
         rank = _topological(graph, tiles, edges)
         sequence = np.argsort(rank)
@@ -120,7 +121,7 @@ def _lower(graph: Graph, copies: int, window: Window | None) -> Lowered:
     return Lowered(plan, task, copy, gap_of, doubtful, copies, window)
 
 
-def _joined(*parts: Edges) -> np.ndarray:
+def _joined(*parts: Edges) -> ndarray:
     """Return the edges of all parts that have both ends: int64, shape (5, edges)."""
     edges = np.concatenate(
         [np.stack(np.broadcast_arrays(*each)).reshape(5, -1) for each in parts], axis=1
@@ -190,15 +191,15 @@ class _Tiles:
         ends = np.cumsum(np.bincount(self.lane, minlength=len(graph.lanes)))
         self.of_lane = np.split(stable_order(self.lane, len(graph.lanes)), ends)[:-1]
 
-    def point(self, task: np.ndarray, copy: np.ndarray) -> np.ndarray:
+    def point(self, task: ndarray, copy: ndarray) -> ndarray:
         """Return the place of a copy of each task in program order; of removed tasks, too."""
         return self.graph.order[task] + copy * self.shift[self.graph.lane[task]]
 
-    def calls(self, entries: np.ndarray) -> np.ndarray:
+    def calls(self, entries: ndarray) -> ndarray:
         """Return the entry of the call that launched each entry, or -1."""
         return self.at[self.copy[entries], self.graph.launch[self.task[entries]]]
 
-    def around(self, lanes: np.ndarray, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def around(self, lanes: ndarray, tasks: ndarray) -> tuple[ndarray, ndarray]:
         """Return the last entry of each lane up to a task's place in the program, and the first behind it.
 
         In each copy, -1 for none: two arrays, shape (copies, tasks).
@@ -206,7 +207,7 @@ class _Tiles:
         points = self.point(tasks, np.arange(len(self.at))[:, None])
         return around(self.of_lane.__getitem__, self.order, lanes, points)
 
-    def gap_of(self) -> np.ndarray:
+    def gap_of(self) -> ndarray:
         """Return the task whose gap each entry has: int64."""
         found = self.task.copy()
         for entries in self.of_lane:
@@ -217,23 +218,23 @@ class _Tiles:
                 found[last] = self.task[entries[ahead - 1]]
         return found
 
+    def releases(self) -> ndarray:
+        """Return the earliest start of each entry, in ns: int64.
 
-def _releases(graph: Graph, tiles: _Tiles) -> np.ndarray:
-    """Return the earliest start of each entry, in ns: int64.
-
-    A thread begins when it was recorded to. That time stands with its first task, and goes with what is first
-    now where edits removed that one, or put others before it.
-    """
-    release = graph.release_ns
-    recorded = release == graph.measured_start_ns  # a user's own release is of its task
-    begins = (release > 0) & recorded & (graph.kind == CPU)
-    found = np.zeros(len(tiles.task) + 1, np.int64)  # the last one of removed tasks
-    held = np.flatnonzero(release)
-    found[tiles.at[0, held]] = release[held]
-    for task in np.flatnonzero(begins).tolist():
-        first = tiles.of_lane[graph.lane[task]][:1]
-        found[first] = np.maximum(found[first], release[task])
-    return found[:-1]
+        A thread begins when it was recorded to. That time stands with its first task, and goes with what is
+        first now where edits removed that one, or put others before it.
+        """
+        graph = self.graph
+        release = graph.release_ns
+        recorded = release == graph.measured_start_ns  # a user's own release is of its task
+        begins = (release > 0) & recorded & (graph.kind == CPU)
+        found = np.zeros(len(self.task) + 1, np.int64)  # the last one of removed tasks
+        held = np.flatnonzero(release)
+        found[self.at[0, held]] = release[held]
+        for task in np.flatnonzero(begins):
+            first = self.of_lane[graph.lane[task]][:1]
+            found[first] = np.maximum(found[first], release[task])
+        return found[:-1]
 
 
 def _sync_edges(graph: Graph, tiles: _Tiles) -> Edges:
@@ -316,7 +317,7 @@ def _link_edges(graph: Graph, tiles: _Tiles, table: Table) -> Edges:
     return before, after, table["latency_ns"], table["from_start"], table["cause"]
 
 
-def _borders(graph: Graph, window: Window) -> tuple[np.ndarray, np.ndarray]:
+def _borders(graph: Graph, window: Window) -> tuple[ndarray, ndarray]:
     """Return the program-order keys between which each lane is repeated; the end is not included."""
     windows = window if isinstance(window, Mapping) else {0: window}
     other = next(iter(windows.values()))  # of lanes of no rank: what edits put between the ranks
@@ -337,7 +338,7 @@ def steps_in(graph: Graph, window: Window) -> dict[int, tuple[int, int]]:
     return found
 
 
-def where_in(graph: Graph, window: Window) -> np.ndarray:
+def where_in(graph: Graph, window: Window) -> ndarray:
     """Return where each task lies: 0 before the window of its rank, 1 in it, 2 behind it; int8, shape (ids,).
 
     The first task of a step may begin where the window does. What an edit puts right before it stands ahead
@@ -361,7 +362,7 @@ def where_in(graph: Graph, window: Window) -> np.ndarray:
     return found
 
 
-def _topological(graph: Graph, tiles: _Tiles, edges: np.ndarray) -> np.ndarray:
+def _topological(graph: Graph, tiles: _Tiles, edges: ndarray) -> ndarray:
     """Return a topological rank for every entry of a plan, as near to program order as its edges allow.
 
     `edges` are those between lanes. Raises `CycleError` where there is none.
@@ -419,7 +420,7 @@ def task_name(graph: Graph, task: int) -> str:
     return repr(name if len(name) <= 60 else name[:57] + "...")
 
 
-def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
+def keep_waits(graph: Graph, going: ndarray, *, drop: bool = True) -> None:
     """Turn waits between streams that the places of these tasks resolve into edges, before they move."""
     order = graph.order
     table = graph.waits
@@ -433,9 +434,7 @@ def keep_waits(graph: Graph, going: np.ndarray, *, drop: bool = True) -> None:
         table.keep(~resolved)
 
 
-def around_points(
-    graph: Graph, lanes: np.ndarray, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def around_points(graph: Graph, lanes: ndarray, points: ndarray) -> tuple[ndarray, ndarray]:
     """Return the last task of each lane up to a task's place in the program, and the first behind it."""
     order = graph.order
     ids = graph.ids
@@ -443,7 +442,7 @@ def around_points(
     return around(lambda lane: ids[own == lane], order, lanes, order[points])
 
 
-def follow_instead(graph: Graph, tasks: np.ndarray, others: np.ndarray) -> None:
+def follow_instead(graph: Graph, tasks: ndarray, others: ndarray) -> None:
     """Let what follows the ends of tasks follow those of others, one for each."""
     moved = np.arange(graph.size)
     moved[tasks] = others

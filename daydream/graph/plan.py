@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
+from numpy import ndarray
 
 from daydream.arrays import unique
 from daydream.errors import GraphError
@@ -96,16 +97,16 @@ class Plan(Struct, frozen=True, eq=False):
     use `with_costs` to change those, and `from_edges` for anything else.
     """
 
-    lane: np.ndarray  #: int32
-    duration_ns: np.ndarray  #: int64, never negative
-    gap_ns: np.ndarray  #: int64, never negative
-    release_ns: np.ndarray  #: int64, earliest start, 0 for none
-    edge_ptr: np.ndarray  #: int64, one more than there are tasks
-    edge_src: np.ndarray  #: int32
-    edge_latency_ns: np.ndarray  #: int64, may be negative
-    edge_from_start: np.ndarray  #: bool: counts from the start of the source, not its end
-    edge_cause: np.ndarray  #: int8, a `Cause`
-    priority: np.ndarray  #: int64
+    lane: ndarray  #: int32
+    duration_ns: ndarray  #: int64, never negative
+    gap_ns: ndarray  #: int64, never negative
+    release_ns: ndarray  #: int64, earliest start, 0 for none
+    edge_ptr: ndarray  #: int64, one more than there are tasks
+    edge_src: ndarray  #: int32
+    edge_latency_ns: ndarray  #: int64, may be negative
+    edge_from_start: ndarray  #: bool: counts from the start of the source, not its end
+    edge_cause: ndarray  #: int8, a `Cause`
+    priority: ndarray  #: int64
     scheduled: tuple[int, ...] = ()
     cache: dict[str, Any] = field(default_factory=dict)
 
@@ -152,29 +153,29 @@ class Plan(Struct, frozen=True, eq=False):
         return int(self.lane.max(initial=-1)) + 1
 
     @property
-    def edge_dst(self) -> np.ndarray:
+    def edge_dst(self) -> ndarray:
         """The destination of each edge, int64."""
         return self.once(
             "edge_dst", lambda: np.repeat(np.arange(len(self)), np.diff(self.edge_ptr))
         )
 
     @property
-    def edge_delay_ns(self) -> np.ndarray:
+    def edge_delay_ns(self) -> ndarray:
         """From the start of each edge's source to the earliest start of its destination, int64."""
         after = np.where(self.edge_from_start, 0, self.duration_ns[self.edge_src])
         return after + self.edge_latency_ns
 
-    def by_lane(self) -> np.ndarray:
+    def by_lane(self) -> ndarray:
         """Return the tasks ordered by (lane, id)."""
         return self.once("by_lane", lambda: stable_order(self.lane, self.lanes))
 
-    def before_on_lane(self, order: np.ndarray | None = None) -> np.ndarray:
+    def before_on_lane(self, order: ndarray | None = None) -> ndarray:
         """Return the task before each one on its lane, -1 for the first: int64.
 
         In the order of ids, unless another one is given, of some tasks lane by lane.
         """
 
-        def found() -> np.ndarray:
+        def found() -> ndarray:
             tasks = self.by_lane() if order is None else order
             same = self.lane[tasks[1:]] == self.lane[tasks[:-1]]
             before = np.full(len(self), -1)
@@ -194,7 +195,7 @@ class Plan(Struct, frozen=True, eq=False):
         return self.cache[name]
 
 
-def stable_order(numbers: np.ndarray, below: int) -> np.ndarray:
+def stable_order(numbers: ndarray, below: int) -> ndarray:
     """Return the indices that sort numbers in 0..below-1, equal ones in their given order."""
     # NumPy sorts numbers of 8 and 16 bits by radix, in linear time.
     if below <= 1 << 16:
@@ -203,8 +204,8 @@ def stable_order(numbers: np.ndarray, below: int) -> np.ndarray:
 
 
 def around(
-    tasks_of: Callable[[int], np.ndarray], order: np.ndarray, lanes: np.ndarray, points: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    tasks_of: Callable[[int], ndarray], order: ndarray, lanes: ndarray, points: ndarray
+) -> tuple[ndarray, ndarray]:
     """Return the last task of a lane at or before each point of the program, and the first behind it.
 
     Args:

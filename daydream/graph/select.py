@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from daydream import lazy
 from daydream.arrays import take
@@ -52,14 +53,14 @@ def texts_of(where: Mapping[str, Any]) -> Where:
     )
 
 
-def matching(graph: Graph, ids: np.ndarray, where: Mapping[str, Any]) -> np.ndarray:
+def matching(graph: Graph, ids: ndarray, where: Mapping[str, Any]) -> ndarray:
     """Return the tasks that match every word."""
     for name, wanted in where.items():
         ids = ids[_matches(graph, ids, name, wanted)]
     return ids
 
 
-def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarray:
+def _matches(graph: Graph, ids: ndarray, name: str, wanted: Any) -> ndarray:
     if name == "on":
         if wanted not in ("cpu", "gpu"):
             raise GraphError(f"on={wanted!r}; choose cpu or gpu")
@@ -67,8 +68,15 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
     options: list[Any] = [wanted] if isinstance(wanted, str | int | np.integer) else list(wanted)
     if name == "within":
         return np.any([call_rows(graph, ids, option) >= 0 for option in options], axis=0)
-    if name == "handle":
-        options = _places(graph, options)
+    if name == "handle":  # the column has places in the trace's map
+        if graph.recorded.handles is None:
+            raise GraphError("this trace has no debug handles; give a map with --handles FILE")
+        handles = [*graph.recorded.handles]
+        for each in options:
+            if each not in handles:
+                hint = meant(str(each), map(str, handles), f"{len(handles):,} are known.")
+                raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
+        options = [*map(handles.index, options)]
     if not is_text(name):
         values = read_column(graph, name, ids)
         return values == options[0] if len(options) == 1 else np.isin(values, options)
@@ -85,18 +93,6 @@ def _matches(graph: Graph, ids: np.ndarray, name: str, wanted: Any) -> np.ndarra
         ]
     patterns = tuple(options)
     return of_tasks(graph.tasks(ids), name, lambda text: _fits(name, text, patterns), bool)
-
-
-def _places(graph: Graph, identifiers: list[Any]) -> list[int]:
-    """Return the places of some identifiers in the trace's map of debug handles, as the column has them."""
-    if graph.recorded.handles is None:
-        raise GraphError("this trace has no debug handles; give a map with --handles FILE")
-    known = list(graph.recorded.handles)
-    for each in identifiers:
-        if each not in known:
-            hint = meant(str(each), map(str, known), f"{len(known):,} are known.")
-            raise GraphError(f"no compiled piece has the identifier {each!r:.60}. {hint}")
-    return [known.index(each) for each in identifiers]
 
 
 @lru_cache(maxsize=1 << 16)  # optimizations ask the same of the same texts
@@ -169,7 +165,7 @@ def nearest_layers(wanted: str, layers: Sequence[str]) -> list[str]:
     return get_close_matches(GLOB.sub("", wanted).strip("."), layers, 3)
 
 
-def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
+def layer_order(graph: Graph, ids: ndarray) -> ndarray:
     """Return the place of each task's layer in the order layers first run forward, from 0; -1 for unknown.
 
     Raises `NotApplicableError` if no task has a layer.
@@ -188,7 +184,7 @@ def layer_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return place[graph.layer[ids]]
 
 
-def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
+def _input_elements(graph: Graph, ids: ndarray) -> ndarray:
     """Return how many elements the inputs of the innermost call have in all, -1 for unknown."""
     codes, texts = coded(graph, "shapes", ids)
     return np.array([*(sum(map(math.prod, shapes_in(text))) for text in texts), -1], np.int64)[
@@ -196,7 +192,7 @@ def _input_elements(graph: Graph, ids: np.ndarray) -> np.ndarray:
     ]
 
 
-DERIVED: dict[str, Callable[[Graph, np.ndarray], np.ndarray]] = {
+DERIVED: dict[str, Callable[[Graph, ndarray], ndarray]] = {
     "layer_index": layer_order,
     "grad_bytes": lambda graph, ids: lazy.ask("gradient_bytes", graph, ids),
     "instance": instances,
@@ -217,7 +213,7 @@ def is_text(name: str) -> bool:
     )
 
 
-def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def coded(graph: Graph, name: str, ids: ndarray) -> tuple[ndarray, list[str]]:
     """Return a text column as codes (-1 for unknown) and the texts they point into."""
     lanes = [lane.name for lane in graph.lanes]
     texts = {"kind": [*KINDS], "phase": [*PHASES], "lane": lanes, **graph.texts}
@@ -226,7 +222,7 @@ def coded(graph: Graph, name: str, ids: np.ndarray) -> tuple[np.ndarray, list[st
     return codes, texts.get(name, graph.recorded.text(name))
 
 
-def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
+def read_column(graph: Graph, name: str, ids: ndarray) -> ndarray:
     """Return a column for some tasks: integers (-1 for unknown), or an object array of texts."""
     if is_text(name):
         codes, texts = coded(graph, name, ids)
@@ -241,7 +237,7 @@ def read_column(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
     raise GraphError(f"tasks have no column {name!r}. {hint}".rstrip())
 
 
-def of_trace(graph: Graph, name: str, ids: np.ndarray) -> np.ndarray:
+def of_trace(graph: Graph, name: str, ids: ndarray) -> ndarray:
     """Return what was recorded of some tasks; shapes also of the call around."""
     rows = shape_rows(graph, ids) if name == "shapes" else graph.row[ids]
     return take(graph.recorded[name], rows, FIELDS[name].null)
@@ -257,11 +253,11 @@ def lanes_named(graph: Graph, name: str) -> list[int]:
 def lanes_for(
     graph: Graph,
     names: str | Sequence[str],
-    beside: np.ndarray,
+    beside: ndarray,
     *,
     on_device: bool,
     new: bool = True,
-) -> np.ndarray:
+) -> ndarray:
     """Return the lane of this name (one for all, or one for each) on the rank of each of some lanes.
 
     One that is new is made, for each rank; unless `new`, it is refused. Shape (lanes,), int64.
@@ -289,7 +285,7 @@ def lanes_for(
     return np.array([numbers[each] for each in wanted], np.int64)
 
 
-def one_each(values: Any, count: int, what: str) -> np.ndarray:
+def one_each(values: Any, count: int, what: str) -> ndarray:
     """Return as many values as there are tasks: one for all of them, or one for each."""
     array = np.asarray(values)
     if array.shape not in ((), (1,), (count,)):
@@ -307,7 +303,7 @@ def same_graph(graph: Graph, tasks: Selection) -> None:
 
 def priorities(
     graph: Graph, lane: int, key: str | Callable[[Selection], Any]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[ndarray, ndarray]:
     """Return the tasks of a scheduled lane and the key of each, a whole number."""
     tasks = graph.select(lane=graph.lanes[lane].name)
     values = np.asarray(key(tasks) if callable(key) else read_column(graph, key, tasks.ids))
@@ -319,23 +315,21 @@ def priorities(
     return tasks.ids, values.astype(np.int64)
 
 
-def for_each(
-    texts: np.ndarray, tell: Callable[[str | None], object], dtype: npt.DTypeLike
-) -> np.ndarray:
+def for_each(texts: ndarray, tell: Callable[[str | None], object], dtype: npt.DTypeLike) -> ndarray:
     """Return what `tell` gives for each of some texts (object, None for unknown): of `dtype`, their shape."""
     listed = texts.tolist()
     known = {text: tell(text) for text in set(listed)}
     return np.fromiter(map(known.__getitem__, listed), dtype, len(listed))
 
 
-def is_among(texts: np.ndarray, wanted: Iterable[str]) -> np.ndarray:
+def is_among(texts: ndarray, wanted: Iterable[str]) -> ndarray:
     """Return a mask of the texts (object, None for unknown) that are among some: bool, their shape."""
     return for_each(texts, frozenset(wanted).__contains__, bool)
 
 
 def of_tasks(
     tasks: Selection, column: str, tell: Callable[[str | None], object], dtype: npt.DTypeLike
-) -> np.ndarray:
+) -> ndarray:
     """Return what `for_each` does for a column of texts of some tasks, without making these texts.
 
     Each text that is used is looked at once.
@@ -349,7 +343,7 @@ def of_tasks(
     return told[codes]
 
 
-def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
+def in_program_order(graph: Graph, ids: ndarray) -> ndarray:
     """Return tasks by `order`, then by id.
 
     Args:
@@ -364,7 +358,7 @@ def in_program_order(graph: Graph, ids: np.ndarray) -> np.ndarray:
     return ids if (order[1:] > order[:-1]).all() else ids[np.lexsort((ids, order))]
 
 
-def among(graph: Graph, ids: np.ndarray) -> np.ndarray:
+def among(graph: Graph, ids: ndarray) -> ndarray:
     """Return a mask of all ids ever given out that is true for these: bool, shape (ids,)."""
     mask = np.zeros(graph.size, bool)
     mask[ids] = True

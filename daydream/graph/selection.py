@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from daydream import lazy
 from daydream.arrays import combinations, unique
@@ -22,6 +23,7 @@ from daydream.graph.insert import encode
 from daydream.graph.lower import around_points, follow_instead, keep_waits
 from daydream.graph.select import (
     DERIVED,
+    Where,
     among,
     coded,
     in_program_order,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.graph.select import Where
 
 SHOWN = ("name", "kind", "lane", "phase", "layer", "op", "step", "duration_ns", "gap_ns")
 OWN = {"graph", "ids", "words", "conditions"}
@@ -62,7 +63,7 @@ class Selection(NotebookTables):
     """
 
     def __init__(
-        self, graph: Graph, ids: np.ndarray, words: str = "", conditions: Sequence[Where] = ()
+        self, graph: Graph, ids: ndarray, words: str = "", conditions: Sequence[Where] = ()
     ) -> None:
         self.graph = graph
         self.ids = ids
@@ -82,7 +83,7 @@ class Selection(NotebookTables):
     def __repr__(self) -> str:
         return f"<Selection of {len(self):,} tasks{': ' + self.words if self.words else ''}>"
 
-    def __getattr__(self, name: str) -> np.ndarray:
+    def __getattr__(self, name: str) -> ndarray:
         if name.startswith("_"):
             raise AttributeError(name)
         try:
@@ -111,23 +112,23 @@ class Selection(NotebookTables):
         left = self.ids[~self.is_in(other)]
         return self._with(other, left, f"{self.words} without ({other.words})")
 
-    def is_in(self, other: Selection) -> np.ndarray:
+    def is_in(self, other: Selection) -> ndarray:
         """Return which of these tasks are among others: bool, shape (tasks,)."""
         same_graph(self.graph, other)
         return among(self.graph, other.ids)[self.ids]
 
-    def next_after(self, others: Selection) -> np.ndarray:
+    def next_after(self, others: Selection) -> ndarray:
         """Return the place among these tasks of the next one behind each of the others in program order.
 
         int64, shape (others,): the number of these tasks where none follows.
         """
         return np.searchsorted(self.order, others.order, side="right")
 
-    def _with(self, other: Selection, ids: np.ndarray, words: str) -> Selection:
+    def _with(self, other: Selection, ids: ndarray, words: str) -> Selection:
         ids = in_program_order(self.graph, ids)
         return Selection(self.graph, ids, words, self.conditions + other.conditions)
 
-    def of(self, ids: np.ndarray, words: str, *, ordered: bool = False) -> Selection:
+    def of(self, ids: ndarray, words: str, *, ordered: bool = False) -> Selection:
         """Return other tasks of this graph as a selection, put in program order unless they are `ordered`."""
         if not ordered:
             ids = in_program_order(self.graph, ids)
@@ -224,7 +225,7 @@ class Selection(NotebookTables):
 
     def group_by(
         self,
-        *columns: str | Sequence[Any] | np.ndarray,
+        *columns: str | Sequence[Any] | ndarray,
         within: str | None = None,
         block: str | Sequence[str] | None = None,
     ) -> Groups:
@@ -239,7 +240,7 @@ class Selection(NotebookTables):
         ids = self.ids
         chosen = self.of(ids, self.words, ordered=True)
         # By column the value of each task or the number of its text, -1 for none, and these texts.
-        parts: list[tuple[np.ndarray, list[Any] | None]] = []
+        parts: list[tuple[ndarray, list[Any] | None]] = []
         if within is not None:
             parts.append((instances(graph, ids, within), None))
         if block is not None:
@@ -368,7 +369,7 @@ class Selection(NotebookTables):
         return self
 
     def doubt(
-        self, error: float | Sequence[float] | np.ndarray, *, waiting: bool = False
+        self, error: float | Sequence[float] | ndarray, *, waiting: bool = False
     ) -> Selection:
         """Say how far the times given to the tasks may be off: a part of them, at 90%, one or one for each.
 
@@ -516,12 +517,10 @@ class Selection(NotebookTables):
             ALL_LANES if lane is None else lanes_for(graph, lane, own, on_device=True, new=False)
         )
         if on is None:
-            graph.syncs.add(task=self.ids, lane=source, point=self.ids, latency_ns=0)
+            graph.syncs.add(task=self.ids, lane=source, point=self.ids)
         else:
             target = lanes_for(graph, on, own, on_device=True, new=False)
-            graph.waits.add(
-                record=self.ids, source=source, wait=self.ids, target=target, latency_ns=0
-            )
+            graph.waits.add(record=self.ids, source=source, wait=self.ids, target=target)
         return self
 
     def repeat(self, times: int = 1, *, before: Selection | None = None) -> Selection:

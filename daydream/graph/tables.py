@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
+from numpy import ndarray
 
 from daydream.errors import GraphError
 from daydream.trace.schema import FIELDS, PHASES
@@ -78,7 +79,7 @@ def step_rank(step: Mapping[str, Any]) -> int:
     return int(step.get("rank", 0))
 
 
-def covered_steps(graph: Any) -> np.ndarray:
+def covered_steps(graph: Any) -> ndarray:
     """Return by its number whether each step of a graph is covered; at the end False for no step."""
     return np.array([*(bool(step.get("covered")) for step in graph.steps), False])
 
@@ -110,7 +111,7 @@ class Table:
     def __iter__(self) -> Iterator[str]:
         return iter(self.types)
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> ndarray:
         parts = self._parts[name]
         if len(parts) > 1:
             whole = np.concatenate(parts)
@@ -129,7 +130,7 @@ class Table:
             self._parts[name].append(part)
         self.version = self.structure = next_version()
 
-    def put(self, name: str, values: np.ndarray) -> None:
+    def put(self, name: str, values: ndarray) -> None:
         """Replace a column, by an array that is the table's from now on."""
         whole = np.asarray(values, self.types[name])
         whole.flags.writeable = not self.frozen
@@ -144,7 +145,7 @@ class Table:
         whole[rows] = values
         self.put(name, whole)
 
-    def keep(self, mask: np.ndarray) -> None:
+    def keep(self, mask: ndarray) -> None:
         """Drop the rows that the mask leaves out."""
         for name in self:
             self.put(name, self[name][mask])
@@ -212,7 +213,7 @@ def code_of(text: str, what: str, known: Sequence[str]) -> int:
     return known.index(text)
 
 
-def nanoseconds(values: Any, what: str = "a duration", *, negative: bool = False) -> np.ndarray:
+def nanoseconds(values: Any, what: str = "a duration", *, negative: bool = False) -> ndarray:
     """Return times as whole nanoseconds, halves rounded up. Raises `GraphError` for what is no time."""
     try:
         given = np.asarray(values, np.float64)

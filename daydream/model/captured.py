@@ -20,7 +20,7 @@ from daydream.costs.kernel_names import names_fit
 from daydream.graph.calls import MAY_SYNC, call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
-from daydream.graph.rules.thresholds import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
+from daydream.graph.rules import LARGEST_LATENCY_NS, LARGEST_STARTUP_NS
 from daydream.graph.select import among
 from daydream.graph.selection import Selection
 from daydream.graph.tables import CPU

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from itertools import chain
 from math import sqrt
 from statistics import fmean, median, pvariance, stdev
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from daydream.graph.graph import Graph
 from daydream.graph.tables import CPU, covered_steps
 from daydream.text import counted, rounded_time
-
-if TYPE_CHECKING:
-    from daydream.graph.graph import Graph
-    from daydream.trace.trace import Trace
+from daydream.trace.trace import Trace
 
 Basis = Literal["unprofiled", "estimated", "recorded"]
 UNPROFILED, ESTIMATED, RECORDED = get_args(Basis)
@@ -142,7 +140,6 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
         the graph, and how long such calls took, in ns.
     """
     from daydream.collect.derive.quality import LOADS, LOADS_NS, WAITS, WORTH_SAYING
-    from daydream.costs.kernel_names import names_fit  # what looks at recordings comes with it
 
     (step,) = graph.steps
     if not step.get("covered"):
@@ -150,10 +147,9 @@ def without_start_up(graph: Graph, notes: list[str]) -> tuple[Graph, int]:
     calls = np.flatnonzero((graph.kind == CPU) & graph.alive & graph.of_rows("runtime"))
     if not len(calls):
         return graph, 0
-    tasks = graph.tasks(calls)
-    took = tasks.duration_ns
+    took = graph.duration_ns[calls]
     usual = np.median(took)
-    long = (took >= max(LOADS_NS, LOADS * usual)) & ~names_fit(tasks, WAITS.search)
+    long = (took >= max(LOADS_NS, LOADS * usual)) & ~graph.named(WAITS.search, calls)
     total = int(took[long].sum())
     if not total or total < WORTH_SAYING * (step.get("measured_ns") or 0):
         return graph, 0

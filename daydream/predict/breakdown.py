@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import asdict
+from numpy import ndarray
 
 from daydream.arrays import distinct_rows, places, unique
 from daydream.costs.kernel_names import family
@@ -136,7 +137,7 @@ class Chain(Path, frozen=True, eq=False):
 
     timeline: Timeline
     steps: tuple[int, ...]
-    cause: np.ndarray  # int64, code of a `PathCause`
+    cause: ndarray  # int64, code of a `PathCause`
 
     @property
     def graph(self) -> Graph:
@@ -153,25 +154,25 @@ class Chain(Path, frozen=True, eq=False):
         """Mean time of the steps."""
         return self.ns.sum() / self.number
 
-    def per_step(self, ns: np.ndarray) -> int:
+    def per_step(self, ns: ndarray) -> int:
         """Return some times of all steps together, per step."""
         return round(ns.sum() / self.number)
 
-    def of(self, *causes: PathCause) -> np.ndarray:
+    def of(self, *causes: PathCause) -> ndarray:
         """Return a mask of the stretches of these causes."""
         return np.isin(self.cause, [each.code for each in causes])
 
-    def tasks(self, ids: np.ndarray, words: str) -> Selection:
+    def tasks(self, ids: ndarray, words: str) -> Selection:
         """Return some tasks, in which they may be repeated, as a selection."""
         return Selection(self.graph, ids[:0]).of(unique(ids), words)
 
     @property
-    def shift_ns(self) -> np.ndarray:
+    def shift_ns(self) -> ndarray:
         """By how much the times of each window move if one window follows the other, from 0 on."""
         begin, end, _ = self.windows.T
         return np.cumsum(end - begin) - end
 
-    def within(self, entries: np.ndarray, *, waiting: bool = False) -> np.ndarray:
+    def within(self, entries: ndarray, *, waiting: bool = False) -> ndarray:
         """Return what of some entries runs (or stands waiting) in the windows of its rank.
 
         Returns:
@@ -212,7 +213,7 @@ class Chain(Path, frozen=True, eq=False):
             found.append(share.of(self.tasks(task, f"{cause.label} on the critical path")))
         return sorted(found, key=lambda share: (-share.ns, share.cause))
 
-    def waits(self, cause: Cause) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def waits(self, cause: Cause) -> tuple[ndarray, ndarray, ndarray]:
         """Return the CPU calls that stand blocked for a cause within the steps: entry, task and ns of each.
 
         The profiler's own wait, behind all launches of the window and like no wait before, is left out.
@@ -311,8 +312,8 @@ def trace_back(state: SteadyState, of: Iterable[int] | None = None) -> Chain:
 
 
 def labels(
-    graph: Graph, tasks: np.ndarray, ns: np.ndarray
-) -> tuple[np.ndarray, Sequence[tuple[str, float]]]:
+    graph: Graph, tasks: ndarray, ns: ndarray
+) -> tuple[ndarray, Sequence[tuple[str, float]]]:
     """Return what each task is called in a sentence: its place among the names, and the names.
 
     That is its operator on the CPU, the family of a kernel, the name of all else. The names come with the

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping, Sequence
 from math import atan, cos, pi, sin, sqrt
 from operator import attrgetter
 from statistics import fmean, pvariance
@@ -312,7 +311,7 @@ def compare(
     )
 
 
-def _recorded(found: Replay, ranks: AbstractSet[int]) -> Side:
+def _recorded(found: Replay, ranks: Collection[int]) -> Side:
     """Return the side of a recording, of its steps of these ranks; of none (none in common), of all ranks."""
     graph = found.graph
     low = high = step_ns = found.basis_ns

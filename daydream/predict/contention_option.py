@@ -25,7 +25,7 @@ OFF = "off"
 GIVEN = "given"
 UNMEASURED = "unmeasured"
 PARTS = ("kernel", "matrix", "other", "transfer")
-Option = str | float | Sequence[float]
+ContentionOption = str | float | Sequence[float]
 
 
 class Choice(Record):
@@ -108,7 +108,7 @@ def between(choice: Choice | None, untouched: Graph, graph: Graph) -> Contention
     return Contention(untouched, factor, choice.transfer_factor)
 
 
-def choose(option: Option, untouched: Graph, graph: Graph) -> Choice | None:
+def choose(option: ContentionOption, untouched: Graph, graph: Graph) -> Choice | None:
     """Return the contention of a prediction; None if neither side of it has a transfer.
 
     `option` is `"measured"`, `"off"`, a factor for kernels, or two: for kernels and for transfers.
@@ -151,7 +151,7 @@ def _factor(evidence: Evidence | None) -> float:
     return 1.0 if evidence is None else max(evidence.factor, 1.0)
 
 
-def parsed(option: Option) -> Any:
+def parsed(option: ContentionOption) -> Any:
     """Return `"measured"`, `"off"` or the factors of kernels and transfers. Raises `GraphError`."""
     if isinstance(option, str) and option in (MEASURED, OFF):
         return option

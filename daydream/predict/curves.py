@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import distinct, unique
 from daydream.costs.kernel_names import family
@@ -116,7 +117,7 @@ def drawable(before: Replay) -> bool:
     return any(True for _ in _parts(before.graph, before.settled.step_ns))
 
 
-def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, np.ndarray, Sequence[str]]]:
+def _parts(graph: Graph, step_ns: int) -> Iterator[tuple[str, str, int, ndarray, Sequence[str]]]:
     """Yield the parts of each sort, those that take longest first.
 
     Sort, name, own time in ns, tasks, and which of their times are the part.
@@ -304,12 +305,12 @@ def blame(source: Replay | Source) -> Blame:
     ).having(replay=replay)
 
 
-def _typical(spent: np.ndarray) -> np.ndarray:
+def _typical(spent: ndarray) -> ndarray:
     """Return the lower median over ranks, or stages: shape (steps, kinds of work)."""
     return np.sort(spent, axis=1)[:, (spent.shape[1] - 1) // 2]
 
 
-def _work_of(graph: Graph) -> np.ndarray:
+def _work_of(graph: Graph) -> ndarray:
     """Return which of `WORK` each task is, -1 for none: int64, shape (ids,)."""
     kind = graph.kind
     on_cpu = np.where(graph.phase == PHASES.index("data"), 0, 1)

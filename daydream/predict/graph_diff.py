@@ -17,6 +17,7 @@ from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.graph.calls import (
     GRAPH_LAUNCH,
@@ -186,11 +187,11 @@ class GraphDiff:
         self.doubt_ns = np.maximum(off * now - usual_ns, 0) * (modelled & ~cpu)
         self.errors_ns = usual_ns + self.doubt_ns
 
-    def old(self, name: str) -> np.ndarray:
+    def old(self, name: str) -> ndarray:
         """Return a column as it was before the change, of inserted tasks as it is."""
         return np.append(self.before.columns[name], self.after.columns[name][self.before.size :])
 
-    def _busiest_ns(self, ns: np.ndarray) -> float:
+    def _busiest_ns(self, ns: ndarray) -> float:
         """Return how long these tasks take on their busiest lane, per step."""
         ranks = [step_rank(step) for step in self.after.steps if step.get("covered")]
         steps = len(ranks) // len({*ranks}) if ranks else 1
@@ -227,7 +228,7 @@ class GraphDiff:
         parts = affected.errors_ns
         return self.longer_by(hypot(*parts) / (sum(parts) or 1) * self.errors_ns)
 
-    def longer_by(self, more: np.ndarray) -> Graph:
+    def longer_by(self, more: ndarray) -> Graph:
         """Return the changed graph with these tasks so much longer, in ns."""
         graph = self.after
         ids = self.ids
@@ -250,7 +251,7 @@ class GraphDiff:
             gap = gap + np.rint(missed_ns).astype(np.int64)
         return graph.retimed(duration, gap)
 
-    def out_of_reach(self, left: np.ndarray, changed: np.ndarray, where: str) -> OutOfReach:
+    def out_of_reach(self, left: ndarray, changed: ndarray, where: str) -> OutOfReach:
         """Return what a change leaves of a step's device work, beside what it changes; both are masks."""
         counts = device_work(self.after) & self.covered
         steps = max(covered_steps(self.after).sum(), 1)
@@ -341,7 +342,7 @@ def unplaced_work(diff: GraphDiff) -> OutOfReach | None:
     return found if found.left_ns else None
 
 
-def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
+def known_as_a_whole(graph: Graph) -> tuple[ndarray, str]:
     """Return a mask of the tasks that may be of any repeated block, and what runs most of them."""
     calls = whole_calls(graph)
     if calls is None:
@@ -355,12 +356,12 @@ def known_as_a_whole(graph: Graph) -> tuple[np.ndarray, str]:
     ), calls.where
 
 
-def _layers(graph: Graph, tasks: np.ndarray) -> set[str]:
+def _layers(graph: Graph, tasks: ndarray) -> set[str]:
     """Return the layers of some tasks, a mask."""
     return {*filter(None, graph.column("layer", np.flatnonzero(tasks)))}
 
 
-def _of_layers(graph: Graph, layers: Collection[str | None]) -> np.ndarray:
+def _of_layers(graph: Graph, layers: Collection[str | None]) -> ndarray:
     """Return a mask of the tasks of some layers, and of no layer if None is among them."""
     return of_tasks(
         graph.tasks(np.arange(graph.size)), "layer", lambda layer: layer in layers, bool
@@ -377,7 +378,7 @@ def _in_blocks(paths: Iterable[str], blocks: Iterable[str]) -> set[str]:
 
 def _encloses(
     graph: Graph, calls: WholeCalls, fits: set[str], parameters: Collection[str]
-) -> np.ndarray:
+) -> ndarray:
     """Return a mask of the tasks of a layer, or of none, that may be of the layers that fit.
 
     A model's own name is in no path: calls of it hold other layers, and it has no parameters by that name.

@@ -54,12 +54,12 @@ from msgspec.structs import asdict, astuple, replace
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause
 from daydream.graph.profiler_overhead import cost_of_recording
-from daydream.graph.rules.thresholds import WAKE_NS
-from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS
+from daydream.graph.rules import WAKE_NS
+from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS, Facts
 from daydream.model.loading import WORKER_LOADER
 from daydream.predict.basis import ESTIMATED, variation
 from daydream.predict.contention_option import between
-from daydream.predict.graph_diff import MODEL_ERROR
+from daydream.predict.graph_diff import MODEL_ERROR, Affected, GraphDiff
 from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
 from daydream.trace.recorded_time import whole_recording
@@ -67,8 +67,6 @@ from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
-    from daydream.graph.tables import Facts
-    from daydream.predict.graph_diff import Affected, GraphDiff
     from daydream.predict.prediction import Prediction
 
 # Half-widths at 90% of how far the same work is from itself in another run, by what the step waits for;

@@ -17,8 +17,7 @@ from daydream.graph.tables import step_rank
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
 from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
-from daydream.predict.contention_option import MEASURED, Choice, between, choose
-from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.contention_option import MEASURED, Choice, ContentionOption, between, choose
 from daydream.predict.graph_diff import (
     Affected,
     GraphDiff,

@@ -70,14 +70,12 @@ class Ranked(Changed):
     @property
     def place(self) -> tuple[float, str]:
         """What to sort by: what saves most comes first, what cannot be predicted last."""
-        return float("inf") if self.predicted_ns is None else float(
-            self.predicted_ns
-        ), self.optimization
+        return inf if self.predicted_ns is None else self.predicted_ns, self.optimization
 
     @property
     def place_by_memory(self) -> tuple[float, tuple[float, str]]:
         """What to sort by for memory: what holds least comes first, what cannot say last."""
-        return float("inf") if self.memory is None else self.memory.after_bytes, self.place
+        return inf if self.memory is None else self.memory.after_bytes, self.place
 
 
 class LeftOut(Record):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import field
+from numpy import ndarray
 
 from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
@@ -20,7 +21,7 @@ from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
-from daydream.predict.contention_option import MEASURED, Choice, Option, between
+from daydream.predict.contention_option import MEASURED, Choice, ContentionOption, between
 from daydream.predict.memory import answer_of
 from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
@@ -130,7 +131,7 @@ def scaling(
     jitter: float = 0.0,
     straggler: float = 1.0,
     seed: int = 0,
-    contention: Option = MEASURED,
+    contention: ContentionOption = MEASURED,
     capacity: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **options: Any,
@@ -271,9 +272,7 @@ class _Ddp:
         """Return what so many workers make of the memory of one."""
         return memory_changes(self.ddp, {**self.options, "workers": workers}) if workers > 1 else []
 
-    def exchange(
-        self, after: Prediction, workers: int
-    ) -> tuple[Network, np.ndarray, list[Message]]:
+    def exchange(self, after: Prediction, workers: int) -> tuple[Network, ndarray, list[Message]]:
         """Return what joins so many workers, their collectives as task ids, and what each transfers."""
         graph = after.graph
         used = after.options
@@ -318,13 +317,13 @@ class _RecordedJob:
         self,
         after: Prediction,  # noqa: ARG002 - the cluster's own, the same in every copy
         workers: int,
-    ) -> tuple[Network, np.ndarray, list[Message]]:
+    ) -> tuple[Network, ndarray, list[Message]]:
         """Return what joins so many workers, their collectives as task ids, and what is known of each."""
         network = Network(workers, self.collectives.cluster.holding(workers), None)
         return network, self.collectives.all, self.collectives.messages
 
 
-def _silent(transfers: np.ndarray) -> Edit:
+def _silent(transfers: ndarray) -> Edit:
     """Return the edit after which transfers take no time."""
 
     def make(graph: Graph) -> None:

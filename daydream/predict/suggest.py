@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
+from numpy import ndarray
 
 from daydream.arrays import distinct_rows
 from daydream.costs.kernel_names import TO_DEVICE
@@ -138,10 +139,10 @@ class Avoidable(OfTasks, eq=False):
 def _add(
     chain: Chain,
     found: list[Avoidable],
-    times: Sequence[np.ndarray],
+    times: Sequence[ndarray],
     sort: str,
     words: str,
-    chosen: np.ndarray | list[int],
+    chosen: ndarray | list[int],
     *whatifs: str | WhatIf,
     made_of: Options | None = None,
     place: Place | None = None,
@@ -348,7 +349,7 @@ def offered(chain: Chain, cost: Avoidable) -> Iterator[WhatIf]:
     return (each for each in cost.asked if why_not_offered(find(each[0]), chain.graph) is None)
 
 
-def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
+def place_of(graph: Graph, tasks: ndarray, ns: ndarray) -> Place:
     """Return where the largest part of a cost lies; `ns` is each task's part of it."""
     if ns.sum() <= 0:
         return Place()
@@ -363,7 +364,7 @@ def place_of(graph: Graph, tasks: np.ndarray, ns: np.ndarray) -> Place:
     return Place(label, label_ns / ns.sum(), layer, phase, source)
 
 
-def _most(codes: np.ndarray, texts: Sequence[str], ns: np.ndarray) -> str | None:
+def _most(codes: ndarray, texts: Sequence[str], ns: ndarray) -> str | None:
     """Return the text that holds more than half of the time, None if there is none or it is unknown."""
     total = np.bincount(codes + 1, ns)
     return ["", *texts][total.argmax()] or None if total.max() > MOSTLY * ns.sum() else None

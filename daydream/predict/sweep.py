@@ -19,10 +19,9 @@ from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
 from daydream.lazy import NotebookTables
 from daydream.parallel import Engine, engine_of, map_on
-from daydream.predict.contention_option import MEASURED, parsed
-from daydream.predict.contention_option import Option as ContentionOption
+from daydream.predict.contention_option import MEASURED, ContentionOption, parsed
 from daydream.predict.prediction import Changed, predict
-from daydream.predict.replay import Replay, replay
+from daydream.predict.replay import Replay, Source, replay
 from daydream.results import Record
 from daydream.trace.schema import Document
 from daydream.trace.trace import Trace
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from daydream.graph.graph import Graph
-    from daydream.predict.replay import Source
 
     SweepSource = Source | Graph | Replay
 

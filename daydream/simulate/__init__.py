@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from daydream.graph.lower import Window, lower
+from daydream.simulate.engine import run
 from daydream.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph
-    from daydream.graph.lower import Window
     from daydream.simulate.contention import Contention
 
 
@@ -39,9 +40,6 @@ def simulate(
         GraphError: the graph has a cycle.
 
     """
-    from daydream.graph.lower import lower
-    from daydream.simulate.engine import run
-
     lowered = lower(graph, copies, window)
     settled = True
     if contention is None:

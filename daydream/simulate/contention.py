@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from numpy import ndarray
 
 from daydream.arrays import unique
 from daydream.graph.calls import Coverage, sharing
@@ -54,7 +55,7 @@ class Contention(Struct, frozen=True, eq=False):
     kernel: npt.ArrayLike
     transfer: float = 1.0
 
-    def slowed(self, graph: Graph, lowered: Lowered) -> tuple[Plan, np.ndarray, np.ndarray, bool]:
+    def slowed(self, graph: Graph, lowered: Lowered) -> tuple[Plan, ndarray, ndarray, bool]:
         """Return the plan with durations as the overlap makes them, starts, ends, and if they settled."""
         plan = lowered.plan
         start, end = run(plan)
@@ -83,7 +84,7 @@ class Contention(Struct, frozen=True, eq=False):
             start, end = run(plan)
         return plan, start, end, False
 
-    def _held(self, graph: Graph, lowered: Lowered, tasks: np.ndarray) -> np.ndarray:
+    def _held(self, graph: Graph, lowered: Lowered, tasks: ndarray) -> ndarray:
         """Return how much overlap the durations of some entries already hold, in ns."""
         before = self.baseline
         duration = lowered.plan.duration_ns[tasks]
@@ -105,14 +106,14 @@ class Contention(Struct, frozen=True, eq=False):
         held[new] = np.floor(share * duration[new] + 0.5)
         return held
 
-    def _overlaps(self, copies: int, window: Window | None) -> tuple[np.ndarray, float]:
+    def _overlaps(self, copies: int, window: Window | None) -> tuple[ndarray, float]:
         """Return how long each task of the baseline overlaps, by copy, and the share of the transfers.
 
         Of kernels and transfers, that is: all others have 0. The share is of the time of copy 0.
         """
         before = self.baseline
 
-        def overlaps() -> tuple[np.ndarray, float]:
+        def overlaps() -> tuple[ndarray, float]:
             lowered = lower(before, copies, window)
             start, end = run(lowered.plan)
             overlap = np.zeros((copies, before.size + 1), np.int64)  # the last is of none
@@ -131,12 +132,12 @@ class Contention(Struct, frozen=True, eq=False):
 class _Slow(NamedTuple):
     """Entries of a plan that are slowed by those beside them."""
 
-    tasks: np.ndarray
-    beside: np.ndarray
+    tasks: ndarray
+    beside: ndarray
     lost: float  #: the share of their speed that they lose
-    held: np.ndarray  #: the overlap that their durations hold, in ns
+    held: ndarray  #: the overlap that their durations hold, in ns
 
-    def durations(self, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    def durations(self, own: ndarray, start: ndarray, end: ndarray) -> ndarray:
         """Return how long they take beside what runs as simulated; their `own` durations hold `held`.
 
         Where the overlap is the one that a duration holds, the duration stays.
@@ -162,11 +163,11 @@ class _Slow(NamedTuple):
         return new
 
 
-def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(graph: Graph, lowered: Lowered) -> list[tuple[ndarray, ndarray]]:
     """Return (kernels, transfers) and (transfers, kernels) of each device, as entries of the plan."""
     plan = lowered.plan
 
-    def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
+    def pairs() -> list[tuple[ndarray, ndarray]]:
         kind = graph.kind[lowered.task]
         found = []
         for computing, transferring in sharing(graph.lanes):

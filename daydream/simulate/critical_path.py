@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from numpy import ndarray
 
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause, Plan
@@ -181,20 +182,20 @@ class CriticalPath(NamedTuple):
     of both add up exactly to the sink's end, counted from the time that the chain goes back to.
     """
 
-    task: np.ndarray  #: int64, task ids
-    cause: np.ndarray  #: int8, the `Cause` that bound each start; `RELEASE` for the first task
-    delay_ns: np.ndarray  #: int64, negative only where a latency is
-    task_ns: np.ndarray  #: int64
+    task: ndarray  #: int64, task ids
+    cause: ndarray  #: int8, the `Cause` that bound each start; `RELEASE` for the first task
+    delay_ns: ndarray  #: int64, negative only where a latency is
+    task_ns: ndarray  #: int64
 
 
 def critical_path(
     plan: Plan,
-    start: np.ndarray,
-    end: np.ndarray,
+    start: ndarray,
+    end: ndarray,
     sink: int | None = None,
     *,
     since: int = 0,
-    bound: tuple[np.ndarray, np.ndarray] | None = None,
+    bound: tuple[ndarray, ndarray] | None = None,
 ) -> CriticalPath:
     """Return the chain of causes behind the end of `sink` (default: the first of the tasks that end last).
 
@@ -230,8 +231,8 @@ def critical_path(
 
 
 def binding(
-    plan: Plan, start: np.ndarray, end: np.ndarray, stop: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+    plan: Plan, start: ndarray, end: ndarray, stop: int | None = None
+) -> tuple[ndarray, ndarray]:
     """Return what bound the start of each task: the task before it, and the edge that led from there.
 
     Both are -1 where nothing did, the edge also where it was the order on the lane: int64, shape (tasks,).
@@ -262,18 +263,16 @@ class Path(Struct, frozen=True, eq=False):
     last decided what they took together.
     """
 
-    windows: np.ndarray  # begin and end of each window in ns, and the rank: a row a window
-    window: np.ndarray  # which of the windows each piece is in: int64, as all that follow
-    entry: np.ndarray  # the entry of the timeline that works, or is delayed
-    task: (
-        np.ndarray
-    )  # the graph's task that the time belongs to; a gap belongs to the task before it
-    begin_ns: np.ndarray
-    ns: np.ndarray
-    edge: np.ndarray  # -1 for work, else what bound the task delayed: a `Cause`
+    windows: ndarray  # begin and end of each window in ns, and the rank: a row a window
+    window: ndarray  # which of the windows each piece is in: int64, as all that follow
+    entry: ndarray  # the entry of the timeline that works, or is delayed
+    task: ndarray  # the graph's task that the time belongs to; a gap belongs to the task before it
+    begin_ns: ndarray
+    ns: ndarray
+    edge: ndarray  # -1 for work, else what bound the task delayed: a `Cause`
 
 
-def codes_of(graph: Graph, task: np.ndarray, edge: np.ndarray) -> np.ndarray:
+def codes_of(graph: Graph, task: ndarray, edge: ndarray) -> ndarray:
     """Return the code of each piece's `PathCause`, int64; what bounds a kernel is left open."""
     kind = graph.kind[task]
     on_cpu = kind == CPU
@@ -318,12 +317,12 @@ def ns_by_cause(state: SteadyState) -> dict[PathCause, int]:
     return per_step(sums(CAUSES, codes, path.ns), len(state.step_times()))
 
 
-def untraced_device_work(graph: Graph, task: np.ndarray) -> np.ndarray:
+def untraced_device_work(graph: Graph, task: ndarray) -> ndarray:
     """Return a mask of those tasks that stand for device work that the profiler left out."""
     return graph.named(NOT_TRACED.__contains__, task) & (graph.row[task] < 0)
 
 
-def sums(names: Sequence[Name], code: np.ndarray, ns: np.ndarray) -> dict[Name, int]:
+def sums(names: Sequence[Name], code: ndarray, ns: ndarray) -> dict[Name, int]:
     """Return the sum of some times by name, in ns; `code` is the place of each one's name."""
     total = np.bincount(code, ns, len(names)).astype(np.int64)  # exact: below 2**53 ns, 100 days
     return dict(zip(names, total.tolist(), strict=True))

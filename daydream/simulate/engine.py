@@ -10,6 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy import ndarray
 
 from daydream import compiled
 from daydream.errors import GraphError
@@ -19,7 +20,7 @@ LONG_NS = 2.0**60
 TOO_LONG = "the times of this graph add up to more than 2**63 ns (292 years)"
 
 
-def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def run(plan: Plan) -> tuple[ndarray, ndarray]:
     """Return when each task starts and ends, in ns: int64, shape (tasks,).
 
     Raises `GraphError` for times beyond what int64 holds.
@@ -42,7 +43,7 @@ def run(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     return start, end
 
 
-def in_python(plan: Plan) -> np.ndarray:
+def in_python(plan: Plan) -> ndarray:
     """Return the start of each task, in ns, without the compiled loop.
 
     Most tasks wait for the task before them on their lane only. A task that may wait for another one is the
@@ -82,7 +83,7 @@ def in_python(plan: Plan) -> np.ndarray:
     return algorithm_1(heads)[0][run] + offset
 
 
-def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def algorithm_1(plan: Plan) -> tuple[ndarray, ndarray]:
     """Return the start of each task, in ns, and the tasks in an order in which they can run: int64.
 
     This is Algorithm 1 of the Daydream paper, with two additions. A gap holds its own lane only: other lanes
@@ -166,7 +167,7 @@ def algorithm_1(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         raise GraphError(TOO_LONG) from None
 
 
-def fix_order(plan: Plan) -> tuple[Plan, np.ndarray]:
+def fix_order(plan: Plan) -> tuple[Plan, ndarray]:
     """Return the same work with every lane in the order that it ran, and the task behind each new id.
 
     The new plan has no scheduled lane and the same timeline.

@@ -19,6 +19,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import distinct_rows
 from daydream.errors import GraphError
@@ -75,7 +76,7 @@ def slowdown_of(
     return together / alone if alone else 1.0
 
 
-def factors_of(ranks: int, steps: int, jitter: float, straggler: float, seed: int) -> np.ndarray:
+def factors_of(ranks: int, steps: int, jitter: float, straggler: float, seed: int) -> ndarray:
     """Return a factor for each step and rank, steps x ranks.
 
     Each rank's jitter is normal around 1, and exactly 1 in the mean of the steps, so that what a
@@ -90,7 +91,7 @@ def factors_of(ranks: int, steps: int, jitter: float, straggler: float, seed: in
     return np.maximum(factors, 0).T
 
 
-def ends(plan: Plan, factors: np.ndarray, row: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+def ends(plan: Plan, factors: ndarray, row: ndarray, tasks: ndarray) -> ndarray:
     """Return when the given tasks end on each rank, in ns: tasks x ranks, by one pass over all tasks of the plan.
 
     Args:
@@ -117,7 +118,7 @@ def ends(plan: Plan, factors: np.ndarray, row: np.ndarray, tasks: np.ndarray) ->
     )  # of the start of a task; its end is odd
     edges = zip(key.tolist(), plan.edge_latency_ns.tolist(), strict=True)
     readers = np.bincount(key, minlength=2 * len(plan)).tolist()
-    times = dict[int, np.ndarray]()
+    times = dict[int, ndarray]()
     progress = np.zeros((plan.lanes, columns))
     end = dict.fromkeys(tasks.tolist(), progress[:0])
     costs = plan.lane, plan.release_ns, plan.duration_ns, plan.gap_ns, np.diff(plan.edge_ptr), row

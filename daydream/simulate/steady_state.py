@@ -17,6 +17,7 @@ from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import combinations
 from daydream.errors import GraphError
@@ -130,7 +131,7 @@ def settle(graph: Graph, *, contention: Contention | None = None) -> SteadyState
 def _reached(
     timeline: Timeline,
     times: dict[tuple[int, int], int],
-    ends: np.ndarray,
+    ends: ndarray,
     members: dict[int, frozenset[int]],
 ) -> tuple[int, int]:
     """Return the first settled pass, and how many copies it takes: more than there are, or 0 if none do."""
@@ -264,7 +265,7 @@ def coupled(graph: Graph, *, waiting: bool = False) -> dict[int, frozenset[int]]
     return {rank: found[rank] for rank in ranks}
 
 
-def _links(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+def _links(graph: Graph) -> tuple[ndarray, ndarray]:
     src = graph.links["src"]
     dst = graph.links["dst"]
     there = graph.alive[src] & graph.alive[dst]

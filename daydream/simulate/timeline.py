@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import run_starts
-from daydream.graph.lower import steps_in
+from daydream.graph.lower import Lowered, steps_in
 from daydream.graph.plan import Cause
 from daydream.graph.tables import CPU, step_rank
 from daydream.lazy import NotebookFigure
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from daydream.graph.graph import Graph
-    from daydream.graph.lower import Lowered
 
 Key = tuple[int, int]  # copy, step
 
@@ -50,8 +50,8 @@ class Timeline(NotebookFigure):
         self,
         graph: Graph,
         lowered: Lowered,
-        start_ns: np.ndarray,
-        end_ns: np.ndarray,
+        start_ns: ndarray,
+        end_ns: ndarray,
         *,
         overlaps_settled: bool = True,
     ) -> None:
@@ -64,9 +64,7 @@ class Timeline(NotebookFigure):
         self.repeats = {} if lowered.window is None else steps_in(graph, lowered.window)
         self.overlaps_settled = overlaps_settled
         self._paths: dict[tuple[int, ...], Path] = {}
-        self._bound: dict[
-            int, tuple[np.ndarray, np.ndarray]
-        ] = {}  # by copy, of its steps: see `binding`
+        self._bound: dict[int, tuple[ndarray, ndarray]] = {}  # by copy, of its steps: see `binding`
 
     def __repr__(self) -> str:
         return f"<Timeline {len(self.task):,} tasks, {self.makespan_ns / 1e6:,.3f} ms>"
@@ -82,22 +80,22 @@ class Timeline(NotebookFigure):
         return int(self.copy.max(initial=0)) + 1
 
     @cached_property
-    def wait_ns(self) -> np.ndarray:
+    def wait_ns(self) -> ndarray:
         """How long each task's lane waited for the task to proceed: ns, int64, shape (tasks,)."""
         return self.waits_of(slice(None))
 
-    def waits_of(self, entries: np.ndarray | slice) -> np.ndarray:
+    def waits_of(self, entries: ndarray | slice) -> ndarray:
         """Return `wait_ns` of some entries, without working out that of all: ns, int64, their shape."""
         ahead = self.plan.before_on_lane()[entries]
         ready = np.where(ahead >= 0, self.end_ns[ahead] + self.plan.gap_ns[ahead], 0)
         return self.start_ns[entries] - ready
 
-    def column(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> ndarray:
         """Return a column of the graph for the timeline's tasks: the column's dtype, shape (tasks,)."""
         return self.graph.column(name, self.task)
 
     @property
-    def closing(self) -> np.ndarray:
+    def closing(self) -> ndarray:
         """Entries that may complete a step: int64, (n,), by copy and step.
 
         The last work of each (copy, step) on each lane, all of it where a policy orders a lane.
@@ -105,7 +103,7 @@ class Timeline(NotebookFigure):
         return self._completions[0]
 
     @cached_property
-    def _completions(self) -> tuple[np.ndarray, list[Key], np.ndarray]:
+    def _completions(self) -> tuple[ndarray, list[Key], ndarray]:
         """`closing`, the (copy, step) that its entries complete, and where those of each begin in it.
 
         The plan keeps them for timelines whose tasks complete the same steps.
@@ -171,7 +169,7 @@ class Timeline(NotebookFigure):
                 latest[rank] = copy, step
         return found
 
-    def step_times(self, closing_ns: np.ndarray | None = None) -> dict[Key, int]:
+    def step_times(self, closing_ns: ndarray | None = None) -> dict[Key, int]:
         """Return, by (copy, step), the time from the completion before it to its own; covered steps only.
 
         A sole step counts from where it begins: as recorded, or as what runs before it lets it. `closing_ns`
@@ -285,7 +283,7 @@ class Timeline(NotebookFigure):
         )
 
 
-def _completes(graph: Graph) -> np.ndarray:
+def _completes(graph: Graph) -> ndarray:
     """Return which step each task of a graph can complete, -1 for none: int32, shape (ids,).
 
     None of background threads, nor the own time of a named range. Nor, beside a device, CPU work that lasts

@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import combinations, distinct, take, turns, unique
 from daydream.collect.derive.collectives import (
@@ -64,9 +65,9 @@ from daydream.collect.derive.collectives import (
 from daydream.graph.calls import device_work
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
+from daydream.graph.rules import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
 from daydream.graph.rules.streams import DEVICE_PLACE
 from daydream.graph.rules.threads import pauses_of
-from daydream.graph.rules.thresholds import GLOO_PAUSE_NS, GLOO_POOL, LEAST_PAUSES, WAKE_NS
 from daydream.graph.tables import COLLECTIVE, KERNEL, Lane
 from daydream.text import counted
 
@@ -122,7 +123,7 @@ def match_ranks(draft: Draft) -> None:
         _wait_for_members(draft, members[there], distinct(collective[there])[1])
 
 
-def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray) -> None:
+def _wait_for_members(draft: Draft, members: ndarray, collective: ndarray) -> None:
     """Split each member into its arrival and its transfer, which the last arrival begins."""
     starts = draft.start_ns[members]
     ends = draft.end_ns[members]
@@ -179,11 +180,11 @@ def _wait_for_members(draft: Draft, members: np.ndarray, collective: np.ndarray)
 class Runs:
     """Collectives in the order of their calls."""
 
-    task: np.ndarray
-    call: np.ndarray  # the task that asked for it, or -1
-    rank: np.ndarray
-    step: np.ndarray  # of the call, or -1; each rank has steps of its own
-    begun: np.ndarray  # when the last member that it needs had begun
+    task: ndarray
+    call: ndarray  # the task that asked for it, or -1
+    rank: ndarray
+    step: ndarray  # of the call, or -1; each rank has steps of its own
+    begun: ndarray  # when the last member that it needs had begun
 
 
 def run_on_threads(draft: Draft) -> None:
@@ -240,7 +241,7 @@ def run_on_threads(draft: Draft) -> None:
         )
 
 
-def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
+def _find_waits(draft: Draft, runs: Runs, known: ndarray) -> ndarray:
     """Return (collective, task that goes on behind it, when its pause began) of each wait."""
     came = []  # the tasks of threads that call, and when the pause before each began
     for lane in unique(draft.lane[runs.call[known]]).tolist():
@@ -263,7 +264,7 @@ def _find_waits(draft: Draft, runs: Runs, known: np.ndarray) -> np.ndarray:
     explained = begin.copy()  # pauses count from where no collective that fits better explains them
     turn = turns(runs.step)
 
-    def best_place(one: int, since: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def best_place(one: int, since: ndarray) -> tuple[float, ndarray, ndarray]:
         """Return the evidence for the place that fits the collectives of a turn best, and what came there."""
         mine = known[turn[known] == one]
         low, high = (
@@ -373,7 +374,7 @@ def transfer_in_fake_world(draft: Draft) -> None:
             draft.link(transfer_of[unit], wait, cause=Cause.COMMUNICATION)
 
 
-def _launched(draft: Draft, kernels: np.ndarray, tasks: np.ndarray, places: int) -> np.ndarray:
+def _launched(draft: Draft, kernels: ndarray, tasks: ndarray, places: int) -> ndarray:
     """Return of each CPU task the kernel of its rank that is launched next, or `places` later; -1 for none."""
     ranks = draft.rank
     time = draft.start_ns - draft.start_ns.min()

@@ -26,13 +26,12 @@ from math import comb
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import take, unique
 from daydream.graph.draft import Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
-from daydream.graph.rules.synchronization import device_records
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     EVENT_NS,
     HELD_AFTER_NS,
     HELD_BEFORE_NS,
@@ -42,6 +41,8 @@ from daydream.graph.rules.thresholds import (
     STREAM_CLOCK_NS,
     WAITS_SHARE,
 )
+from daydream.graph.rules.streams import BEFORE_ALL, ended_beside, ready
+from daydream.graph.rules.synchronization import device_records
 from daydream.graph.tables import COLLECTIVE, CPU
 from daydream.lazy import regex
 
@@ -81,7 +82,7 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
         search.waits = [wait for wait in search.waits if wait.call not in library]
     rows = np.array(list(way(search)), np.int64).reshape(-1, 4)
     record, source, call, target = rows.T
-    draft.waits.add(record=record, source=source, wait=call, target=target, latency_ns=0)
+    draft.waits.add(record=record, source=source, wait=call, target=target)
     if way == _Search.by_records:
         counts["recorded"] = len(rows)
     counts["unresolved"] = len(search.waits) - len(rows)
@@ -96,7 +97,7 @@ def find_waits(draft: Draft, way: Callable[[_Search], Iterator[Row]]) -> None:
         draft.doubtful.add(src=source[known], dst=behind[known])
 
 
-def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+def _stream_waits(draft: Draft) -> tuple[ndarray, ndarray]:
     """Return the stream-wait calls: all, and those without a source."""
     calls = draft.calls_named(STREAM_WAIT.search)
     return calls, calls[~np.isin(calls, draft.waits["wait"])]
@@ -105,7 +106,7 @@ def _stream_waits(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
 class _Search:
     """What the search for the sources of event waits looks up; each way to search gives what it finds."""
 
-    def __init__(self, draft: Draft, calls: np.ndarray) -> None:
+    def __init__(self, draft: Draft, calls: ndarray) -> None:
         self.start = draft.start_ns
         self.end = draft.end_ns
         self.kind = draft.kind
@@ -120,9 +121,9 @@ class _Search:
         columns = (np.arange(len(calls)), calls, *around_calls, *lanes, *recorded)
         self.waits = [Wait(*each) for each in np.stack(columns, axis=1).tolist()]
         work = draft.in_order(draft.launched())
-        self.collectives: dict[int, np.ndarray] = {}
+        self.collectives: dict[int, ndarray] = {}
         # The last task launched on each stream without collectives before each wait, and the next.
-        self.side_work: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.side_work: dict[int, tuple[ndarray, ndarray]] = {}
         for lane in unique(draft.lane[work]):
             tasks = {lane: work[draft.lane[work] == lane]}
             collective = tasks[lane][draft.kind[tasks[lane]] == COLLECTIVE]

@@ -18,9 +18,7 @@ import numpy as np
 
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import Draft
-from daydream.graph.rules.recurrent_waits import off_cpu
-from daydream.graph.rules.synchronization import is_sync
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     COVERED_SHARE,
     IDLE_SHARE,
     LONG_CALL_TIMES,
@@ -29,6 +27,8 @@ from daydream.graph.rules.thresholds import (
     UNKNOWN_LAUNCH_NS,
     WOKEN_NS,
 )
+from daydream.graph.rules.recurrent_waits import off_cpu
+from daydream.graph.rules.synchronization import is_sync
 from daydream.graph.tables import CPU
 from daydream.lazy import regex
 

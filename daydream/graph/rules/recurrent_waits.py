@@ -27,21 +27,13 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import combinations, distinct, run_starts, turns, unique
 from daydream.graph.calls import Coverage
 from daydream.graph.draft import NEVER, NONE, Draft
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.synchronization import blocking_copies, is_sync
-from daydream.graph.rules.threads import (
-    RESUME_PLACE,
-    Pauses,
-    others_of,
-    pauses_of,
-    spread,
-    steadier,
-)
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     COVERED_SHARE,
     FAR_NS,
     LEAST_LOCKED,
@@ -57,6 +49,15 @@ from daydream.graph.rules.thresholds import (
     WAKE_NS,
     WOKEN_NS,
 )
+from daydream.graph.rules.synchronization import blocking_copies, is_sync
+from daydream.graph.rules.threads import (
+    RESUME_PLACE,
+    Pauses,
+    others_of,
+    pauses_of,
+    spread,
+    steadier,
+)
 from daydream.graph.tables import CPU, ORDER_STEP
 from daydream.lazy import regex
 from daydream.trace.schema import NO_ID, OFF_CPU
@@ -71,9 +72,9 @@ class Found(NamedTuple):
     """Points that end pauses."""
 
     thread: int
-    place: np.ndarray  # of each pause among the thread's points, or -1
+    place: ndarray  # of each pause among the thread's points, or -1
     alike: int  # how many such points the thread has
-    delay_ns: np.ndarray  # of the pauses that have one
+    delay_ns: ndarray  # of the pauses that have one
     begins: bool  # whether the thread began to work there, or ended a task
 
 
@@ -143,7 +144,7 @@ class Points:
         self.task = np.append(tasks[ended], tasks[begun])[order]
 
     @cached_property
-    def kinds(self) -> list[np.ndarray]:
+    def kinds(self) -> list[ndarray]:
         """A number for each point's name and whether it begins there; then for its place in the step, too."""
         draft = self._search.draft
         name = 2 * (self._search.names(draft.name[self.task]) + 1) + self.begins
@@ -160,7 +161,7 @@ class _Search:
         self._numbers: dict[str, int] = {}
         self._off = off_cpu(draft)
 
-    def names(self, codes: np.ndarray) -> np.ndarray:
+    def names(self, codes: ndarray) -> ndarray:
         """Return a number for each name, the same where only digits differ (`step 7`); -1 for none."""
         found, place = distinct(codes)
         texts = self.draft.texts["name"]
@@ -299,7 +300,7 @@ def wait_in_spins(draft: Draft) -> None:
             draft.link(work[ends], behind, latency_ns=latency, cause=Cause.HANDOFF)
 
 
-def wait_for_lock(draft: Draft, blocked: np.ndarray | None = None) -> None:
+def wait_for_lock(draft: Draft, blocked: ndarray | None = None) -> None:
     """Let calls that were blocked until a blocking copy of another thread returned wait for that copy's call.
 
     A copy from or to pageable memory, such as `.item()`, is done by the driver inside the
@@ -357,7 +358,7 @@ def wait_outside(draft: Draft) -> None:
     _resolve(draft, outside=True)
 
 
-def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
+def _rows(draft: Draft) -> Iterator[tuple[int, ndarray]]:
     """Yield the rows of each thread that tell when it was blocked."""
     trace = draft.trace
     every = np.flatnonzero(trace.is_kind("blocked"))
@@ -367,7 +368,7 @@ def _rows(draft: Draft) -> Iterator[tuple[int, np.ndarray]]:
         yield lane, every[(thread == identity).all(axis=1)]
 
 
-def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
+def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, ndarray]]:
     """Yield the blocked time of each thread, and a mask of what lies in runtime calls."""
     trace = draft.trace
     for lane, told in _rows(draft):
@@ -413,13 +414,13 @@ def _blocked(draft: Draft) -> Iterator[tuple[int, Pauses, np.ndarray]]:
 class _Clock:
     """How long a thread ran, or was ready to, between the looks at its clock that some of its rows tell."""
 
-    def __init__(self, trace: Trace, rows: np.ndarray) -> None:
+    def __init__(self, trace: Trace, rows: ndarray) -> None:
         self.rows = rows[trace["cpu_ns"][rows] >= 0]
         self._begin = trace["start_ns"][self.rows]
         self._end = self._begin + trace["duration_ns"][self.rows]
         self._ran = np.append(0, np.cumsum(trace["cpu_ns"][self.rows]))
 
-    def off(self, begin: np.ndarray, end: np.ndarray, *, at_most: bool) -> np.ndarray:
+    def off(self, begin: ndarray, end: ndarray, *, at_most: bool) -> ndarray:
         """Return how long the thread may have been off the CPU in stretches, or was for certain, in ns."""
         first = np.maximum(np.searchsorted(self._begin, begin, side="right") - 1, 0)
         last = np.minimum(np.searchsorted(self._end, end), len(self.rows) - 1)
@@ -431,7 +432,7 @@ class _Clock:
         return np.where(known, np.clip(apart - ran, 0, end - begin), end - begin)
 
 
-def off_cpu(draft: Draft) -> dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+def off_cpu(draft: Draft) -> dict[int, Callable[[ndarray, ndarray], ndarray]]:
     """Return how long threads may have been off the CPU in stretches, of those where it was recorded."""
     found = {}
     if (draft.trace["name"] == draft.trace.code("name", OFF_CPU)).any():
@@ -496,7 +497,7 @@ def _resolve(draft: Draft, *, outside: bool) -> None:
         )
 
 
-def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[ndarray, ndarray, ndarray]:
     """Return which thread ended each wait, or -1, and masks of waits not known and of others' work."""
     told = draft.trace["waker"][blocked.row]
     unknown = told == NO_ID
@@ -524,9 +525,7 @@ def _wakers(draft: Draft, lane: int, blocked: Pauses) -> tuple[np.ndarray, np.nd
     return waker, doubtful & open_, blocked.in_range & open_ & ~unknown
 
 
-def _cut(
-    draft: Draft, blocked: Pauses, *, keep_gaps: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
+def _cut(draft: Draft, blocked: Pauses, *, keep_gaps: bool = False) -> tuple[ndarray, ndarray]:
     """Cut blocked time out of its tasks; return tasks where it begins, and those that go on behind it.
 
     What is to `keep_gaps` stays the gap of the task where it begins, and nothing is put behind it.

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import combinations, distinct_rows, first_of, take, unique
 from daydream.graph.calls import Coverage, device_work
@@ -45,7 +46,7 @@ from daydream.graph.draft import NEVER, DeviceWork, Draft, runs_of
 from daydream.graph.insert import place_next_to
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import Cause, around
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     BACK_TO_BACK_NS,
     COVERED_SHARE,
     GRAPH_HOLE_NS,
@@ -126,7 +127,7 @@ def find_device_work(draft: Draft) -> None:
 
 
 def _find_callers(
-    draft: Draft, launch: np.ndarray, start: np.ndarray, lane: np.ndarray, by_time: np.ndarray
+    draft: Draft, launch: ndarray, start: ndarray, lane: ndarray, by_time: ndarray
 ) -> None:
     """Find what launched work of no known call, between the calls of what is before and behind on its stream.
 
@@ -299,14 +300,14 @@ def fill_heads(draft: Draft) -> None:
     )
 
 
-def _count_untraced(draft: Draft, duration_ns: np.ndarray, what: str) -> None:
+def _count_untraced(draft: Draft, duration_ns: ndarray, what: str) -> None:
     draft.facts.untraced_ns += int(duration_ns.sum())
     draft.note(
         f"{what}, {duration_ns.sum() / 1e6:,.2f} ms in total, counted as untraced device work."
     )
 
 
-def _calls_of_devices(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+def _calls_of_devices(draft: Draft) -> tuple[ndarray, ndarray]:
     """Return the calls that launched work of a device, ascending, and the first task of each."""
     work = draft.launched()
     work = work[device_work(draft)[work]]
@@ -384,12 +385,12 @@ def typical_latencies(draft: Draft) -> None:
         _count_unexplained(draft, pause[pause > LARGEST_STARTUP_NS])
 
 
-def _count_unexplained(draft: Draft, late_ns: np.ndarray) -> None:
+def _count_unexplained(draft: Draft, late_ns: ndarray) -> None:
     draft.facts.unexplained = len(late_ns)
     draft.facts.unexplained_ns = int(late_ns.sum())
 
 
-def causes(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, ...]:
+def causes(draft: Draft, tasks: ndarray) -> tuple[ndarray, ...]:
     """Return when device tasks started, were launched, had their stream free, and all else behind.
 
     In ns; `NEVER` for what there is none of.
@@ -398,19 +399,19 @@ def causes(draft: Draft, tasks: np.ndarray) -> tuple[np.ndarray, ...]:
     return draft.start_ns[tasks], launched, draft.ended_before(tasks), draft.held_until()[tasks]
 
 
-def ready(draft: Draft, tasks: np.ndarray) -> np.ndarray:
+def ready(draft: Draft, tasks: ndarray) -> ndarray:
     """Return when all that is known to hold device tasks back was over, in ns."""
     _, *known = causes(draft, tasks)
     return np.maximum.reduce(known)
 
 
-def _start_up(draft: Draft, tasks: np.ndarray, startup: np.ndarray) -> None:
+def _start_up(draft: Draft, tasks: ndarray, startup: ndarray) -> None:
     """Let each device task start so much later than the one before it on its stream ends."""
     follows = draft.lane[tasks[1:]] == draft.lane[tasks[:-1]]
     draft.gap_ns[tasks[:-1][follows]] = startup[1:][follows]
 
 
-def _typical(values: np.ndarray, largest: int, otherwise: int) -> int:
+def _typical(values: ndarray, largest: int, otherwise: int) -> int:
     values = values[(values >= 0) & (values <= largest)]
     return int(np.median(values)) if len(values) >= LEAST_SAMPLES else otherwise
 
@@ -463,7 +464,7 @@ def measure_latencies(draft: Draft) -> None:
     draft.waits["latency_ns"][rows[of_waits]] = of_event[later[of_waits]]
 
 
-def ended_beside(draft: Draft, tasks: np.ndarray) -> np.ndarray:
+def ended_beside(draft: Draft, tasks: ndarray) -> ndarray:
     """Return the work of other streams of the device that ended last before each task, -1 for none.
 
     It was launched before, too.
@@ -498,7 +499,7 @@ def part_fused(draft: Draft) -> None:
             _part(draft, tasks, parts)
 
 
-def _part(draft: Draft, tasks: np.ndarray, parts: dict[tuple[str, str, str], float]) -> None:
+def _part(draft: Draft, tasks: ndarray, parts: dict[tuple[str, str, str], float]) -> None:
     """Divide some tasks; the first part keeps the task's id, and what followed it follows the last."""
     whole = draft.duration_ns[tasks]
     ends = np.floor(np.cumsum(list(parts.values()))[:, None] * whole + 0.5).astype(np.int64)

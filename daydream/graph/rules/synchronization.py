@@ -24,13 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import lookup, take
 from daydream.graph.calls import GRAPH_LAUNCH, MAY_SYNC
 from daydream.graph.draft import Draft
 from daydream.graph.lower import follow_instead
 from daydream.graph.plan import around
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     LEAST_BLOCKED,
     NVIDIA_QUEUE_DEPTH,
     QUEUE_AHEAD_SHARE,
@@ -66,7 +67,7 @@ ARRAY_WAIT = regex(r"^(block_until_ready|_value)$")
 RETURN_PLACE = 6  # program-order distance from a call to its return; device work comes before it
 
 # Calls, the lane that each waits for, when that had ended, and up to which program point (-1: the call).
-Waits = Iterable[np.ndarray]
+Waits = Iterable[ndarray]
 
 
 def wait_in_calls(draft: Draft) -> None:
@@ -85,7 +86,7 @@ def wait_in_calls(draft: Draft) -> None:
     _split(draft, *map(np.concatenate, zip(*found, strict=True)))
 
 
-def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
+def _ended(draft: Draft, lanes: ndarray, calls: ndarray) -> ndarray:
     """Return when all work of a lane launched before each call had ended; 0 for none."""
     ended = np.zeros(draft.size + 1, np.int64)
     for _, tasks in draft.streams():
@@ -94,7 +95,7 @@ def _ended(draft: Draft, lanes: np.ndarray, calls: np.ndarray) -> np.ndarray:
     return ended[before]
 
 
-def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _all_ended(draft: Draft, calls: ndarray) -> tuple[ndarray, ndarray]:
     """Return the lanes of the streams and -1, which has no work, and the same for each lane and call.
 
     0 for lanes of other ranks: shape (lanes, calls).
@@ -105,7 +106,7 @@ def _all_ended(draft: Draft, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return lanes, np.where(same_rank, ended.reshape(same_rank.shape), 0)
 
 
-def device_records(draft: Draft, name: str, calls: np.ndarray) -> np.ndarray:
+def device_records(draft: Draft, name: str, calls: ndarray) -> ndarray:
     """Return what the device's own records of a synchronization of this name say of calls, -1 where nothing.
 
     int64, shape (3, calls): the lane of the record, the lane that is waited for, the call that recorded the
@@ -145,7 +146,13 @@ def _stream_syncs(draft: Draft) -> Waits:
     """The device's own record names the stream; else it is the one that is likely."""
     calls = draft.calls_named(STREAM_SYNC.search)
     recorded, _, _ = device_records(draft, "Stream Sync", calls)
-    lanes = np.where(recorded >= 0, recorded, _likely_lanes(draft, calls))
+    # What its thread used last is likely, unless time forbids it; else what ended last before the call returned.
+    last = _launched_last(draft, calls)
+    streams, ended = _all_ended(draft, calls)
+    ended[ended > draft.end_ns[calls] + RETURN_CLOCK_NS] = 0
+    used = ((streams[:, None] == last) & (ended > 0)).any(axis=0)
+    likely = np.where(used, last, streams[ended.argmax(axis=0)])
+    lanes = np.where(recorded >= 0, recorded, likely)
     known = lanes >= 0
     draft.facts.unresolved_syncs += int((~known).sum())
     calls = calls[known]
@@ -153,19 +160,7 @@ def _stream_syncs(draft: Draft) -> Waits:
     return np.broadcast_arrays(calls, lanes, _ended(draft, lanes, calls), -1)
 
 
-def _likely_lanes(draft: Draft, calls: np.ndarray) -> np.ndarray:
-    """Return the stream that each call waited for, or -1: what its thread used last, unless time forbids it.
-
-    Else the one that ended last before the call returned.
-    """
-    last = _launched_last(draft, calls)
-    lanes, ended = _all_ended(draft, calls)
-    ended[ended > draft.end_ns[calls] + RETURN_CLOCK_NS] = 0
-    used = ((lanes[:, None] == last) & (ended > 0)).any(axis=0)
-    return np.where(used, last, lanes[ended.argmax(axis=0)])
-
-
-def _launched_last(draft: Draft, calls: np.ndarray) -> np.ndarray:
+def _launched_last(draft: Draft, calls: ndarray) -> ndarray:
     """Return, for each call, the stream its thread last launched work on, or -1."""
     return take(draft.lane, draft.launched_around(calls)[0])
 
@@ -212,7 +207,7 @@ def _allocations(draft: Draft) -> Waits:
     return np.broadcast_arrays(calls[waited], ALL_LANES, ended[waited], -1)
 
 
-def blocking_copies(draft: Draft) -> tuple[np.ndarray, np.ndarray]:
+def blocking_copies(draft: Draft) -> tuple[ndarray, ndarray]:
     """Return the calls that last as long as the copy they ask for, and the copies."""
     copies = draft.launched()
     copies = copies[draft.kind[copies] == MEMCPY]
@@ -257,9 +252,7 @@ def _array_waits(draft: Draft) -> Waits:
     return np.array(waits, np.int64).reshape(-1, 4).T
 
 
-def _split(
-    draft: Draft, calls: np.ndarray, lanes: np.ndarray, done: np.ndarray, point: np.ndarray
-) -> None:
+def _split(draft: Draft, calls: ndarray, lanes: ndarray, done: ndarray, point: ndarray) -> None:
     """Divide each call that was blocked into its call and its return; the return waits."""
     start = draft.start_ns[calls]
     end = draft.end_ns[calls]
@@ -274,7 +267,7 @@ def _split(
     blocked = ~late & ((done > start) | copying)
     free = ~late & ~blocked
     points = np.where(point >= 0, point, calls)
-    draft.syncs.add(task=calls[free], lane=lanes[free], point=points[free], latency_ns=0)
+    draft.syncs.add(task=calls[free], lane=lanes[free], point=points[free])
     unblocked = calls[free & (done > 0)]  # with no work before it in the window, nothing is known
     columns = (calls, lanes, done, point, start, end)
     calls, lanes, done, point, start, end = (values[blocked] for values in columns)
@@ -326,7 +319,7 @@ def bound_queues(draft: Draft) -> None:
             _take_out_waits(draft, calls, ends, depth)
 
 
-def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool]:
+def _learn(draft: Draft, calls: ndarray, ends: ndarray) -> tuple[int, bool]:
     """Return the most launches in flight when a call returned, and whether the queue was full then."""
     place = np.flatnonzero(calls >= 0)
     if len(place) < LEAST_BLOCKED:
@@ -362,7 +355,7 @@ def _learn(draft: Draft, calls: np.ndarray, ends: np.ndarray) -> tuple[int, bool
     return depth, (returned - free)[blocked][0] <= near and chance <= QUEUE_CHANCE
 
 
-def _take_out_waits(draft: Draft, calls: np.ndarray, ends: np.ndarray, depth: int) -> None:
+def _take_out_waits(draft: Draft, calls: ndarray, ends: ndarray, depth: int) -> None:
     """Give the blocked calls of a stream their own cost: what their kind of call takes when there is room.
 
     Where none of its kind is known to have met room, it is no more than what was left

@@ -25,12 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from daydream.arrays import combinations, percentile, run_starts, take, turns, unique
 from daydream.collect.derive.collectives import inside_collectives
 from daydream.graph.draft import NEVER, Draft
 from daydream.graph.plan import Cause, stable_order
-from daydream.graph.rules.thresholds import (
+from daydream.graph.rules import (
     FILLED_SHARE,
     FORWARD_SHARE,
     INSIDE_SHARE,
@@ -95,8 +96,8 @@ def order_threads(draft: Draft) -> None:
 
 
 def pieces(
-    draft: Draft, rows: np.ndarray, thread: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    draft: Draft, rows: ndarray, thread: ndarray
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Return (owning row or -1, thread, start, end) of every piece of some rows, by thread and time."""
     trace = draft.trace
     start = trace["start_ns"][rows]
@@ -164,7 +165,7 @@ def tell_background(draft: Draft) -> None:
             draft.lanes[lane] = draft.lanes[lane]._replace(background=True)
 
 
-def runs_operators(draft: Draft, tasks: np.ndarray) -> bool:
+def runs_operators(draft: Draft, tasks: ndarray) -> bool:
     """Tell whether any of some tasks is an operator's."""
     return draft.of_rows("operator")[tasks].any()
 
@@ -182,18 +183,18 @@ class Pauses:
     `row` tells that it was blocked, or is the task's own.
     """
 
-    task: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    in_range: np.ndarray
-    row: np.ndarray
+    task: ndarray
+    begin: ndarray
+    end: ndarray
+    in_range: ndarray
+    row: ndarray
 
     @property
-    def length(self) -> np.ndarray:
+    def length(self) -> ndarray:
         """How long each lasts, in ns."""
         return self.end - self.begin
 
-    def only(self, chosen: np.ndarray) -> Pauses:
+    def only(self, chosen: ndarray) -> Pauses:
         """Return those that a mask or places choose."""
         return Pauses(*(values[chosen] for values in vars(self).values()))
 
@@ -218,12 +219,12 @@ def pauses_of(draft: Draft, lane: int) -> Pauses:
     )
 
 
-def steadier(distance_ns: np.ndarray, length_ns: np.ndarray) -> bool:
+def steadier(distance_ns: ndarray, length_ns: ndarray) -> bool:
     """Tell whether the distance to a cause varies far less than the length of the time that it ends."""
     return spread(distance_ns) < STEADY_SHARE * spread(length_ns)
 
 
-def spread(values: np.ndarray) -> float:
+def spread(values: ndarray) -> float:
     """Return the range that most of the values lie in: from the 20th to the 80th percentile."""
     return np.ptp(percentile(values, [20, 80]))
 
@@ -266,7 +267,7 @@ def hand_over(draft: Draft) -> None:
             idle.pop(worker, None)
 
 
-def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarray]:
+def _bursts(draft: Draft, idle: Pauses, work: ndarray) -> tuple[int, ndarray]:
     """Return the worker's time in the caller's idle stretches, and (stretch, first start, last end) rows."""
     start = draft.start_ns[work]
     end = draft.end_ns[work]
@@ -284,7 +285,7 @@ def _bursts(draft: Draft, idle: Pauses, work: np.ndarray) -> tuple[int, np.ndarr
     return (end - start).sum(), np.stack(rows, axis=1)
 
 
-def _calls(idle: Pauses, bursts: np.ndarray) -> bool:
+def _calls(idle: Pauses, bursts: ndarray) -> bool:
     """Tell whether bursts of work fill idle stretches from end to end, as those of a called thread do.
 
     They fill most of them in the median. What lies between the ends is short: else the two only take turns.
@@ -299,7 +300,7 @@ def _calls(idle: Pauses, bursts: np.ndarray) -> bool:
     return max(percentile(first - begin, 80), percentile(end - last, 80)) <= short
 
 
-def _runs_autograd(draft: Draft, work: np.ndarray) -> bool:
+def _runs_autograd(draft: Draft, work: ndarray) -> bool:
     """Tell whether a thread runs autograd nodes on behalf of another thread, and no forward pass.
 
     A thread that runs its own backward pass, as on a CPU, runs a forward pass, too.
@@ -313,7 +314,7 @@ def _runs_autograd(draft: Draft, work: np.ndarray) -> bool:
     return time[forward].sum() <= FORWARD_SHARE * time.sum()
 
 
-def _link(draft: Draft, idle: Pauses, bursts: np.ndarray, work: np.ndarray) -> None:
+def _link(draft: Draft, idle: Pauses, bursts: ndarray, work: ndarray) -> None:
     """Cut each idle stretch where the worker's burst begins and ends, and tie the threads there."""
     idle = idle.only(bursts[:, 0])
     place = np.searchsorted(draft.start_ns[work], bursts[:, 1])
@@ -350,7 +351,7 @@ def _link(draft: Draft, idle: Pauses, bursts: np.ndarray, work: np.ndarray) -> N
     draft.link(last, resumes, cause=Cause.HANDOFF)
 
 
-def _wake_rest(draft: Draft, idle: Pauses, work: np.ndarray) -> None:
+def _wake_rest(draft: Draft, idle: Pauses, work: ndarray) -> None:
     """Let a worker begin behind its caller also where this one goes on before the worker is done."""
     if not len(idle.begin):
         return
