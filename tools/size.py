@@ -40,7 +40,7 @@ BUDGETS = {
     "world": Budget(19_170, 11, 9.82),
     "plan": Budget(9_495, 6, 10.60),
     "product": Budget(575_260, 299, 10.01),
-    "tests": Budget(331_290, 172, 10.43),
+    "tests": Budget(319_570, 172, 10.41),
     "benchmarks, validation, tools": Budget(8_016, 41, 0.00),
     "README and docs": Budget(36_000, 35, 0.00),
     "C": Budget(186, 2, 0.00),

@@ -93,6 +93,8 @@ def from_command(root, *words):
 def test_every_tool_answers_what_the_command_does_and_small(root):
     async def main():
         async with client(root) as connected:
+            skill = await connected.read_resource("daydream://skill")
+            assert skill.contents[0].text == daydream("mcp", "--skill", folder=".").out
             tools = (await connected.list_tools()).tools
             assert [tool.name for tool in tools] == TOOLS
             assert all(tool.output_schema and tool.description for tool in tools)
@@ -265,13 +267,8 @@ def test_two_clients_ask_at_once_and_each_gets_its_own_answers(root):
     assert got == {(who, name): name for who in (0, 1) for name in ("amp", "cuda-graphs", "fused-adam")}
 
 
-def test_the_skill_is_a_resource_and_names_every_tool(root):
-    async def main():
-        async with client(root) as connected:
-            return (await connected.read_resource("daydream://skill")).contents[0].text
-
-    text = anyio.run(main)
-    assert text.startswith("---\nname: daydream\n")
+def test_the_skill_names_every_tool():
+    text = daydream("mcp", "--skill", folder=".").out
     assert [name for name in TOOLS if f"`{name}`" not in text] == []
 
 

@@ -107,7 +107,7 @@ def test_an_exception_in_the_middle_leaves_what_was_captured(folder):
     ("number", "code", "said"),
     [
         (signal.SIGINT, 130, "KeyboardInterrupt"),
-        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        slow(signal.SIGTERM, 128 + signal.SIGTERM, ""),
     ],
 )
 def test_a_signal_ends_the_script_as_always_and_keeps_what_was_captured(number, code, said, folder):
