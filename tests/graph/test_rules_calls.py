@@ -49,7 +49,8 @@ def test_a_call_may_find_the_queue_full_a_place_early(late):
     #  stands blocked with 199 in flight until the next kernel ends. The last 20 come when all is done.
     #  One call seems to return before there is a place, as where times are rounded.
     ends = [15 + 10 * place for place in range(400)] + [5_000 + 10 * place for place in range(20)]
-    rows, now = [], 0
+    rows = []
+    now = 0
     for place in range(420):
         at = now if place < 400 else ends[place] - 12
         held = ends[place - 200] if 200 <= place < 300 else ends[place - 199] if 300 <= place < 400 else 0

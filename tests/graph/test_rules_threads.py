@@ -143,7 +143,8 @@ def test_a_called_thread_may_take_a_while_until_its_first_call(times, calls):
 
     Thread 1 works 1,000 us, then idles; thread 2 works meanwhile and ends 40 us before.
     """
-    rows, at = [], 0
+    rows = []
+    at = 0
     for until in UNTIL_CALLED:
         end = at + 1000 + 3200 * times
         rows += [op("a", at, at + 1000), op("b", at + 1000 + times * until, end - 40, tid=2)]
@@ -211,7 +212,8 @@ def without_operators(trace):
 
 def handed_over(graph, lanes):
     """Return how many hand-offs lead to these lanes."""
-    links, lane = graph.links, graph.columns["lane"]
+    links = graph.links
+    lane = graph.columns["lane"]
     there = [graph.lanes[number].name in lanes for number in lane[links["dst"]].tolist()]
     return int(((links["cause"] == Cause.HANDOFF) & there).sum())
 

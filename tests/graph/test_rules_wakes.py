@@ -87,7 +87,8 @@ def lock_trace(*more, times=2):
     #  stream 16                                                                                  |copy 99|
     rows = []
     for n in range(times):
-        at, ids = PERIOD * n, 10 * n
+        at = PERIOD * n
+        ids = 10 * n
         rows += [
             *launched("k", at, at + 10, at + 1_000),
             call("cudaMemcpyAsync", at + 20, at + 1_010, ids + 2),
@@ -131,7 +132,8 @@ def spinning_trace(*, longer=500, steps=()):
     #  stream 7            |k: from 100 to 2,530 and more                            ...|
     rows = []
     for n in range(4):
-        at, spun = 10_000 * n, 2_500 + longer * n
+        at = 10_000 * n
+        spun = 2_500 + longer * n
         rows += [
             note("dispatch", at, at + spun + 10),
             *launched("k", at, at + 100, at + spun + 30),
