@@ -37,7 +37,7 @@ BUDGETS = {
     "reading and recording": Budget(133_715, 79, 9.50),
     "knowledge": Budget(195_200, 95, 10.52),
     "surface": Budget(104_685, 52, 9.53),
-    "world": Budget(19_170, 11, 9.82),
+    "world": Budget(19_030, 11, 9.81),
     "plan": Budget(10_080, 7, 10.68),
     "product": Budget(575_260, 299, 10.01),
     "tests": Budget(331_290, 172, 10.43),
