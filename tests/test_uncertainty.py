@@ -267,7 +267,7 @@ def emulated_steps(kernel):
     #  stream 7      +6 |k kernel                |
     end = max(62, kernel + 8)
     step = f"launch k 0 6 {6 + kernel}\nop work 2 60 op=work\ncall cudaDeviceSynchronize 60 {end}"
-    emulated = {"device": "H100 SXM", "cpu": "typical", "read": 0, "compiled": False}
+    emulated = {"device": "H100 SXM", "cpu": "typical", "other_cpus": [1.8, 1 / 1.8]}
     return repeated(step, end, emulated=emulated)
 
 

@@ -277,18 +277,23 @@ def learn_cpu(scratch: Path, left_out: str = "") -> Cpu:
         waits = recorded(case.trace)[1] < IDLE * case.step_ms * 1e6
         if waits and case.raw(scratch).exists() and not is_of(case.model, left_out):
             seen[case.gpu, case.model.partition("_")[0]].append(launched(case, scratch))
-    off = np.stack([np.mean(each, axis=0) for each in seen.values()], axis=1)
-    machines = np.array([machine for machine, _ in seen])
-    own = off - np.stack([off[:, machines == machine].mean(axis=1) for machine in machines], axis=1)
-    best = np.abs(own).sum(axis=1).argmin()
-    several, apart = off[best] - off[best].mean(), own[best]
-    free = len(seen) - 1, len(seen) - len({*machines})
+    off = np.stack([one for steps in seen.values() for one in steps], axis=1)
+    program = np.repeat(range(len(seen)), [len(steps) for steps in seen.values()])
+    weight = 1 / np.bincount(program)[program]
+    machine = np.array([one for one, _ in seen])[program]
+    level = {one: np.average(off[:, machine == one], 1, weight[machine == one]) for one in {*machine}}
+    own = off - np.stack([level[one] for one in machine], axis=1)
+    best = (np.abs(own) @ weight).argmin()
+    typical = np.average(off[best], weights=weight)
     ranges = [
-        float(np.exp(STUDENT_90[number - 1] * (one @ one / number) ** 0.5))
-        for number, one in zip(free, (several, apart), strict=True)
+        float(np.exp(STUDENT_90[free - 1] * (apart**2 @ weight / free) ** 0.5))
+        for apart, free in ((off[best] - typical, len(seen) - 1), (own[best], len(seen) - len(level)))
     ]
-    times = {one: np.exp(several[machines == one]).tolist() for one in sorted({*machines})}
-    return Cpu((np.exp(off[best].mean()) * TRIED[best]).round(-2).astype(int).tolist(), *ranges, times)
+    times = {
+        one: [np.exp(off[best][program == each].mean() - typical) for each in {*program[machine == one]}]
+        for one in level
+    }
+    return Cpu((np.exp(typical) * TRIED[best]).round(-2).astype(int).tolist(), *ranges, times)
 
 
 def ran(calls: list[Any], gpu: str) -> Times:

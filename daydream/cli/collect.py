@@ -58,14 +58,13 @@ def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
     words = ["rank", "--trace", str(path.resolve()), "--json", "--no-curves", "--pairs", "0"]
     # Modules are looked for where this process finds them: not in the current folder, if not there too.
     code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
-    command = [sys.executable, "-c", code]
     how: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "capture_output": True,
         "timeout": patience_s,
     }
     try:
-        done = subprocess.run(command, check=False, **how)  # noqa: S603 - words of ours and a path
+        done = subprocess.run([sys.executable, "-c", code], check=False, **how)  # noqa: S603
         if not done.returncode:
             return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
         first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
@@ -83,8 +82,7 @@ def _largest(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first that a line of code makes, of those that the same line makes one."""
     found: dict[str, dict[str, Any]] = {}
     for each in ranked:
-        gains = (each["saving_ns"] or 0) > 0
-        if gains and each["code"] and each["needs"] not in NEEDS_MORE:
+        if (each["saving_ns"] or 0) > 0 and each["code"] and each["needs"] not in NEEDS_MORE:
             found.setdefault(each["code"], each)
     return list(found.values())[:MOST]
 
@@ -170,7 +168,7 @@ def collect(
 
         record = partial(record_stages, record, force=out.force)
     done = record(path, recording)
-    result = {
+    result: dict[str, Any] = {
         "trace": None if done.path is None else str(done.path),
         "exit_code": done.exit_code,
         "problems": done.problems,
@@ -192,18 +190,17 @@ def collect(
         not (no_suggestions or (fake_world and not cluster)) and done.exit_code <= SIGNALED
     ):  # else somebody wants to be done
         found = suggestions(done.path)
-    about = {}
     lines = wrote(done.path)
     if out.as_json:
         from daydream.trace.trace import Trace
 
-        about = _about(Trace.load(done.path), done.path)
-        about["notes"] = [*about["notes"], *filter(None, [unrest])]
-        about["suggestions"] = None if found is None else list(found.entries)
+        result |= _about(Trace.load(done.path), done.path)
+        result["notes"] += filter(None, [unrest])
+        result["suggestions"] = None if found is None else list(found.entries)
     elif found is not None:
         lines += found.lines(done.path)
     out.emit(
-        {**result, **about},
+        result,
         written=lines,
         then=["info", str(done.path)],
     )
@@ -234,10 +231,9 @@ def _emulated(gpu: str, cpu: Sequence[str]) -> dict[str, Any]:
     from daydream.costs.devices import find_device
     from daydream.world.cpu import find_cpu
 
-    device = find_device(gpu).name
     with working() as progress:
         found = find_cpu(cpu, lambda trace: TraceRequest((trace,)).replay(progress))
-    return {"device": device, "cpu": found}
+    return {"device": find_device(gpu).name, "cpu": found}
 
 
 def _about(trace: Any, path: Path) -> dict[str, Any]:

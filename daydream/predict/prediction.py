@@ -214,7 +214,8 @@ class Prediction(Changed, NotebookFigure, eq=False):
         if facts.work != 1 and self.speedup:
             from daydream.costs.device.input_sizes import samples_per_step
 
-            gain, unit = facts.work * self.speedup, facts.work_unit
+            gain = facts.work * self.speedup
+            unit = facts.work_unit
             told = any(name.endswith("recorded") and value for name, value in self.options.items())
             count = None if told else samples_per_step(replay.graph, unit)
             rate = count and count / self.replayed_ns * 1e9

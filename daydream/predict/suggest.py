@@ -213,7 +213,8 @@ def _calls_that_block(chain: Chain, found: list[Avoidable]) -> None:
 
 def _stretches(chain: Chain, found: list[Avoidable]) -> None:
     """Add stretches of the path that have a cause in common, with the what-ifs that may remove it."""
-    graph, of = chain.graph, chain.of
+    graph = chain.graph
+    of = chain.of
     add = partial(_add, chain, found, (chain.window, chain.task, chain.ns))
     # Stretches in which a thread records nothing for long.
     idle = of(PathCause.UNTRACED, PathCause.OUTSIDE)
@@ -354,7 +355,8 @@ def place_of(graph: Graph, tasks: ndarray, ns: ndarray) -> Place:
     if ns.sum() <= 0:
         return Place()
     code, ((label, label_ns), *_) = labels(graph, tasks, ns)
-    mine, own_ns = tasks[code == 0], ns[code == 0]
+    mine = tasks[code == 0]
+    own_ns = ns[code == 0]
     recorded = graph.recorded
     source = None
     if recorded.text("stack"):  # of the operator call that holds most of the cost

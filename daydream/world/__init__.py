@@ -114,10 +114,9 @@ def write(recording: Any, written: dict[int, dict[str, Any]]) -> None:
 
 def environment(world: dict[str, Any]) -> dict[str, str]:
     """Return what torchrun would put into the environment of a rank of one large machine."""
-    rank, world_size = world["rank"], world["world_size"]
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)),
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(world["rank"])),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world["world_size"])),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",

@@ -210,7 +210,8 @@ def compose(model: Model, strategy: Strategy, cluster: Cluster) -> Composed:
     largest = max(block.input_bytes for block in model.blocks if block.is_layer)
     send_ns = time("pp", "send", largest) if strategy.pp > 1 else 0.0
     done, last_start = _run(passes, strategy, send_ns, synchronous=model.synchronous)
-    ends, every = [], []
+    ends = []
+    every = []
     for stage, chunks in enumerate(stages):
         blocks = [*chain(*chunks)]
         exposed = 0.0  # all gradients in one, those of experts on their own
@@ -245,7 +246,8 @@ def divided(blocks: Sequence[Block], strategy: Strategy) -> list[list[list[Block
 
     Raises `DaydreamError` where layers, micro-batches or ranks do not divide.
     """
-    pp, chunks = strategy.pp, strategy.chunks
+    pp = strategy.pp
+    chunks = strategy.chunks
     layers = [number for number, block in enumerate(blocks) if block.is_layer]
     if not layers or len(layers) % (pp * chunks):
         raise DaydreamError("pp does not divide the layers")
@@ -427,7 +429,8 @@ def _run(
 
     A long step is run for a few rounds of micro-batches; each further round takes what the last one took.
     """
-    pp, count = strategy.pp, strategy.micro_batches
+    pp = strategy.pp
+    count = strategy.micro_batches
 
     def run(batches: int) -> tuple[list[float], list[float]]:
         thread, gpu, start = [0.0] * pp, [0.0] * pp, [0.0] * pp

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # ns of an operator, of the Python of a layer, of a launch, between those of two hosts, one of them twice as fast;
 # nine of ten programs take up to so many times that, or that part of it, on any machine, or on one that is known.
 # `validation/emulation.py` learns these from recordings.
-CPU_NS = {"operator": 2_100, "module": 4_300, "launch": 16_100}
-CPU_RANGE, OWN_RANGE = 2.2, 1.11
+CPU_NS = {"operator": 2_200, "module": 4_500, "launch": 15_700}
+CPU_RANGE = 2.2
+OWN_RANGE = 1.27
 KINDS = {"slow": 1, "typical": 0, "fast": -1}
 DECIDES = 0.9  # of a step: what the CPU takes at least where the step waits for it
 NO_CPU = (

@@ -31,7 +31,8 @@ TILE = 128  # rows and columns of a result that a block of a product has
 # Of attention in 16 bits, beside its products: the exponentials of scores that a unit computes a ns, and what each
 # block of queries costs whatever its length: from the middle of public tables of A100, H100, H200, B200 and L40S by
 # length (aiconfigurator 0.12.0, heads of 64 and 128). Exponentials run beside products from Hopper on.
-EXPONENTIALS, A_BLOCK_NS = 16 * 1.7, 4_000
+EXPONENTIALS = 16 * 1.7
+A_BLOCK_NS = 4_000
 RNN_STATE = 4  # the argument of cuDNN's recurrent operators with states: layers, batch, width
 BY_FORMULA = ("embedding", "gather", "loss")  # families that read a part of a tensor
 
@@ -176,7 +177,8 @@ def _amount(call: Call) -> Amount:
 def work(call: Call) -> tuple[int, int]:
     """Return FLOP and bytes of a call."""
     amount = _amount(call)
-    flop, nbytes = amount.flop or 0, call.nbytes
+    flop = amount.flop or 0
+    nbytes = call.nbytes
     size = ITEM_BYTES.get(next(iter(call.dtypes), ""), 4)
     if operator(bare_name(call.name)).family in BY_FORMULA:
         nbytes = amount.nbytes(size) or nbytes

@@ -98,8 +98,8 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, A
     vars(recording).pop("threads", None)
     recording.memory = clock.memory()
     _tell(recording, gpu, cpu, clock.measured_ns / max(clock.busy_ns, 1))
-    olds, news = times[order], new[order]
-    after = np.searchsorted(olds, [at for _, at in markers], side="right")
+    news = new[order]
+    after = np.searchsorted(times[order], [at for _, at in markers], side="right")
     return [
         (number, int(news[max(at - 1, 0)]))
         for (number, _), at in zip(markers, after.tolist(), strict=True)
@@ -184,7 +184,8 @@ class _Clock:
             on_gpu = {"device": 0, "stream": STREAM, "dtype": next(iter(call.dtypes), None)}
             launch = "cudaLaunchKernel"
             if kernel.kind == "memcpy":
-                launch, on_gpu["bytes"] = "cudaMemcpyAsync", call.nbytes // 2
+                launch = "cudaMemcpyAsync"
+                on_gpu["bytes"] = call.nbytes // 2
             self.add("runtime", launch, self.now, took, **row, **self.place)
             self.add(kernel.kind, kernel.name, begin, kernel.duration_ns, **row, **on_gpu)
             self.now += took

@@ -99,10 +99,12 @@ def _replace_tensors(gpu: Emulation, stack: ExitStack) -> None:
         return GPU if gpu.on_gpu(tensor) else tensor.fake_device
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
+        device = kwargs.pop("device", None)
+        dtype = kwargs.pop("dtype", None)
         for one in (*args, kwargs.pop("other", None)):
             if isinstance(one, Tensor):
-                device, dtype = one.device, one.dtype
+                device = one.device
+                dtype = one.dtype
             elif isinstance(one, torch.dtype):
                 dtype = one
             elif isinstance(one, str | torch.device) or type(one) is int:
@@ -463,7 +465,8 @@ def _replace_autocast(library: torch.library.Library, stack: ExitStack) -> None:
 
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.float16
+            device_type = "cpu"
+            dtype = dtype or torch.float16
         own_init(self, device_type, dtype, *args, **kwargs)
 
     def clear() -> None:

@@ -206,13 +206,14 @@ def test_all_stages_are_one_trace(folder):
         ),
         ('dist.init_process_group("gloo", world_size=2, rank=0)', "the script sets world_size to 2"),
         ("torch.multiprocessing.spawn(print, nprocs=8)", "record --world 8"),
+        ("torch.distributed.rpc.init_rpc('a')", "the script uses torch.distributed.rpc"),
         (RECEIVED + "dist.all_gather_single(x, x)", "10 elements do not divide among the 4 ranks of group"),
         pytest.param(
             RECEIVED + "x.cuda()", "this machine has none: add --emulate NAME, such as --emulate h100",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],
-    ids=["objects", "checkpoint", "another world", "spawn", "divide", "gpu"],
+    ids=["objects", "checkpoint", "another world", "spawn", "rpc", "divide", "gpu"],
 )  # fmt: skip
 def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, said):
     done = collect(folder, script, "train.py")

@@ -254,7 +254,8 @@ def test_torch_itself_says_when_it_compiles(folder):
 # What can be said before, or without, a single training step
 
 
-FAILED, USAGE = 1, 2
+FAILED = 1
+USAGE = 2
 PLAIN = {"begin": ""}
 
 

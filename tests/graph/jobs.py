@@ -29,7 +29,8 @@ def job(
     """
     #  rank r  |cpu[r]|launch 5|launch 5|cpu[r]|...
     #                   |gpu[r]      |1|all-reduce: waits for the other, 20|
-    now, free = [0, 0], [-1, -1]
+    now = [0, 0]
+    free = [-1, -1]
     rows = []
     borders = ([0], [0])
     for n in range(steps):

@@ -9,7 +9,8 @@ from daydream import Graph
 from daydream.graph.plan import Cause
 from daydream.graph.tables import ALL_LANES, ORDER_STEP, Lane
 
-THREADS, STREAMS = 3, 3
+THREADS = 3
+STREAMS = 3
 WORK = 4  # program-order distance from a call to the device work it launched
 TIMES = st.integers(0, 9)
 LATENCIES = st.integers(-3, 9)

@@ -140,7 +140,8 @@ def repeated(text, length, *, times=4, ids=10, **metadata):
 
 def columns_of(rows):
     """Return the columns of these rows, and the texts of those that hold codes."""
-    columns, texts = {}, {}
+    columns = {}
+    texts = {}
     for name in {name for each in rows for name in each}:
         field = FIELDS[name]
         values = [each.get(name) for each in rows]

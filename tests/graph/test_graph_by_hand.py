@@ -140,7 +140,8 @@ def behind(graph, after, name="x", lane="stream 7", ns=9, **how):
     put(graph, name, lane, ns, launch_after=graph.select(name=after), **how)
 
 
-AB, ABC = "a 20, b 20", "a 20, b 10, c 20"
+AB = "a 20, b 20"
+ABC = "a 20, b 10, c 20"
 # Each launch takes 6, its kernel starts 4 after it began and 1 behind the kernel before it; a sync takes 3.
 CASES = {
     "work without a launch is held to its release": (

@@ -188,8 +188,10 @@ def cut(trace):
 @given(spans)
 def test_time_belongs_to_the_innermost_range(rows):
     trace = trace_of(rows)
-    start, duration = trace["start_ns"], trace["duration_ns"]
-    end, tid = start + duration, trace["tid"]
+    start = trace["start_ns"]
+    duration = trace["duration_ns"]
+    end = start + duration
+    tid = trace["tid"]
     found = cut(trace)
     for thread in set(tid.tolist()):
         mine = np.flatnonzero(tid == thread)

@@ -14,7 +14,8 @@ from random_machines import Recipe, recipes
 
 import daydream
 
-REPLAY, PREDICTION = 0.005, 0.01
+REPLAY = 0.005
+PREDICTION = 0.01
 UNSEEN_NS = 5_000
 WINDOW = (6, 9)
 

@@ -38,7 +38,8 @@ def busy(**metadata):
     """Return steps of 100 us in which a kernel takes 90, and the CPU 60 with 10 operators, ahead of it."""
     #  thread   |op 6|op 6| ... 10 of them|          the last one waits for the kernel
     #  stream     +3 |kernel 90                      |
-    rows, borders = [], [0.0]
+    rows = []
+    borders = [0.0]
     for n in range(4):
         at = n * PERIOD
         rows += [op("op", at + 6 * k, at + 6 * k + 6, phase="forward") for k in range(10)]

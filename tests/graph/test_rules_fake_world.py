@@ -36,7 +36,8 @@ def cluster(tmp_path):
 
 def job(cluster=None, *, steps=4, operation="all_reduce", nbytes=2 * MB, group="1", peer=-1):
     """Return a trace of rank 0 of 4: in each step a collective of `group` beside the backward pass."""
-    rows, at = [], 0
+    rows = []
+    at = 0
     for number in range(0, 2 * steps, 2):
         first = {"collective": operation, "bytes": nbytes, "group": group, "peer": peer}
         second = {"collective": "all_gather", "bytes": 4, "group": "2", "peer": -1}
@@ -131,7 +132,8 @@ def test_overlap_hides_what_the_program_waits_for(cluster):
 
 def experts(cluster, imbalance, *, groups=("0", "0")):
     """Return a trace of rank 0 of 2: in each step tokens go to experts and come back."""
-    rows, at = [], 0
+    rows = []
+    at = 0
     for number in range(8):
         sent = {"collective": "all_to_all", "bytes": MB, "group": groups[number % 2], "peer": -1}
         for make, what, took, columns in (
@@ -188,7 +190,8 @@ def stage(cluster, rank, work, *, messages=4):
     """Return a trace of one of two stages: in each step rank 0 works and sends, rank 1 receives and works."""
     what = "recv" if rank else "send"
     columns = {"collective": what, "bytes": 30_000, "group": "0", "peer": 1 - rank}
-    rows, at = [], 0
+    rows = []
+    at = 0
     for number in range(4):
         moved = [(note, f"fake:{what}", 7, {"correlation": number, **columns})] * (number < messages)
         waits = [(note, "fake:wait", 3, {"correlation": number})] if rank else []

@@ -12,7 +12,10 @@ from daydream.graph.lower import problems
 from daydream.graph.plan import Cause
 from daydream.simulate.steady_state import settle
 
-CALL, QUEUED, TRANSFER, WAKE = 5, 3, 30, 2
+CALL = 5
+QUEUED = 3
+TRANSFER = 30
+WAKE = 2
 RESULT = {"all_reduce": "allreduce_", "reduce_scatter": "_reduce_scatter_base_", "broadcast": "broadcast_"}
 
 

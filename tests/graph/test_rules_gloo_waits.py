@@ -10,7 +10,9 @@ from daydream import build, simulate
 
 STEP = 100_000
 CALL, WORK = 1_000, 30_000  # when rank 0 calls, and how much later rank 1 does
-TAKEN, TRANSFER, WAKE = 50, 500, 40
+TAKEN = 50
+TRANSFER = 500
+WAKE = 40
 # How late the pool notes the end, and how late the waiter goes on: as recorded on two busy cores.
 BUSY = ((0, 62), (322, 40), (0, 76), (361, 40), (0, 124), (310, 40), (640, 40), (0, 90))
 PROFILER = 100  # stands before each of the tasks that follow, as the profiler notes what came before
@@ -44,9 +46,12 @@ def job(steps, *, copies=lambda number, rank: "copy"):
     rows = []
     for number, ranks in enumerate(steps):
         for rank, seen in enumerate(ranks):
-            at, columns = number * STEP, {"rank": rank, "tid": 1}
-            called, on = at + seen.call, at + seen.on
-            backward, update = called + 5 + seen.stands, on + 20 + PROFILER
+            at = number * STEP
+            columns = {"rank": rank, "tid": 1}
+            called = at + seen.call
+            on = at + seen.on
+            backward = called + 5 + seen.stands
+            update = on + 20 + PROFILER
             last = update + 20 + PROFILER
             rows += [
                 op("forward", at, called, **columns),
@@ -81,7 +86,8 @@ def two_at_once(*, transfers, noted_late=0):
     rows = []
     for number in range(4):
         for rank in (0, 1):
-            at, columns = number * STEP, {"rank": rank, "tid": 1}
+            at = number * STEP
+            columns = {"rank": rank, "tid": 1}
             called = at + CALL + rank * WORK
             begun = at + CALL + WORK + TAKEN
             ends = [begun + each for each in transfers]
@@ -118,7 +124,8 @@ def two_at_once(*, transfers, noted_late=0):
 
 def waited_at(graph):
     """Return before which tasks threads wait for collectives, and how often."""
-    columns, names = graph.columns, graph.texts["name"]
+    columns = graph.columns
+    names = graph.texts["name"]
     found = {}
     for wait in graph.select(name="wait for collective").ids.tolist():
         later = (columns["lane"] == columns["lane"][wait]) & (columns["order"] > columns["order"][wait])

@@ -208,7 +208,8 @@ def without_operators(trace):
 
 def handed_over(graph, lanes):
     """Return how many hand-offs lead to these lanes."""
-    links, lane = graph.links, graph.columns["lane"]
+    links = graph.links
+    lane = graph.columns["lane"]
     there = [graph.lanes[number].name in lanes for number in lane[links["dst"]].tolist()]
     return int(((links["cause"] == Cause.HANDOFF) & there).sum())
 

@@ -19,7 +19,8 @@ from daydream.simulate.steady_state import coupled, repeatable, settle
 
 def steps_of(*durations, ops=1):
     """Return a trace whose steps are full of work: `ops` operators each, the first as long as it takes."""
-    rows, borders = [], [0.0]
+    rows = []
+    borders = [0.0]
     for duration in durations:
         at = borders[-1]
         rows += [op("long", at, at + duration - ops + 1)]

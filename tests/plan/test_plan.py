@@ -375,7 +375,8 @@ def test_two_workers_are_faster_and_a_killed_one_loses_nothing(tmp_path):
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
     waiting = Waiting({}, find_cluster("dgx-h100"), capacity=needed_bytes(1))
     limits = {**PLAIN, "pp": [1], "cp": [1], "fsdp": [1], "tp": [1]}
-    seconds, answers = [], []
+    seconds = []
+    answers = []
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
     ) as cluster:

@@ -307,7 +307,8 @@ def _is_loop(
     of_layers = layers and layers.length >= RUN and layers.breaks.mean() <= STRETCH
     if parts or paused or of_layers:
         return True
-    before, behind = symbols[: firsts[0]], symbols[lasts[-1] :]
+    before = symbols[: firsts[0]]
+    behind = symbols[lasts[-1] :]
     first = symbols[firsts[0] : lasts[0]]
     alone = np.array_equal(before, first[len(first) - len(before) :])  # parts of turns alone
     alone &= np.array_equal(behind, first[: len(behind)])

@@ -373,7 +373,8 @@ def _cut_off(
     """
     done = np.bincount(step[works & (step >= 0)], minlength=last + 1)
     others = done[1:last]
-    names, threads = recording["name"], recording["tid"]
+    names = recording["name"]
+    threads = recording["tid"]
     found, counts = np.unique(threads[calls], return_counts=True)
     alike = recording.is_kind("runtime") & np.isin(names, names[calls]) & (step >= 0)
     most = found[counts == counts.max(initial=0)][:1]

@@ -276,7 +276,8 @@ class _Rows:
 
 def _extents(both: Sequence[int], *, of_grid: bool) -> str:
     """Return a grid in blocks, or a block in threads, of a grid in work-items and a block in threads."""
-    items, threads = both[:3], both[3:]
+    items = both[:3]
+    threads = both[3:]
     if not all(0 < one < 2**32 for one in items) or not all(0 < one < 2**16 for one in threads):
         return ""
     grid = [-(-one // size) for one, size in zip(items, threads, strict=True)]

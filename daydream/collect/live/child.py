@@ -159,7 +159,8 @@ class Child:
             failed = f"collecting failed in process {self._pid}:\n{traceback.format_exc()}"
         self._locate()
         rank, world = self._place
-        failed = lazy.ask("refusal") or failed
+        if "daydream.world" in sys.modules:
+            failed = lazy.ask("refusal") or failed
         if not tell(self._folder, what="ended", failed=failed, rank=rank, world=world) and failed:
             sys.stderr.write(f"daydream: {failed}\n")
         if interrupted:

@@ -238,7 +238,8 @@ def grouped(call: Call) -> Amount | None:
     n = right[-1]
     if len(left) == len(right) == 3:
         return product(left[0], m, k, n)._replace(sizes=(left[0] * m, k, n, 1, left[0]))
-    groups, sizes = 1, (m, k, n, 1, right[0]) if len(right) == 3 else ()
+    groups = 1
+    sizes = (m, k, n, 1, right[0]) if len(right) == 3 else ()
     if len(left) == len(right) == 2:  # the sum is cut into groups, each with a result of its own
         ends = [shape for shape in others if len(shape) == 1]
         groups = ends[-1][0] if ends else 1

@@ -320,7 +320,8 @@ class _Rows:
 
     def recording(self, reader: EventReader) -> Recording:
         """Return the recording of all rows, with what the file says besides."""
-        path, header = reader.path, reader.header
+        path = reader.path
+        header = reader.header
         if isinstance(header.otherData, dict) and "replayed_ns" in header.otherData:
             raise TraceError(
                 f"{path} is a timeline that daydream wrote, to be looked at in Perfetto; "
