@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from daydream.costs.operators import operator, rows
 from daydream.model.saved_tensors import BEHIND, _count, _when
 
 torch = pytest.importorskip("torch")
+of_this_torch = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="the table is of torch 2.13"
+)
 TABLE = Path(daydream.__file__).parent / "costs" / "operators.tsv"
 HEADER = TABLE.read_text(encoding="utf-8").split("\n", 1)[0].split("\t")
 PUBLISHED = HEADER[-4:]
@@ -103,7 +107,7 @@ def bare(name):
     return name.removeprefix("aten::").split(".")[0].removesuffix("_")
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is of torch 2.13")
+@of_this_torch
 def test_what_torch_publishes_is_in_the_table():
     now = {name: dict(zip(HEADER, row, strict=True)) for name, row in rows().items()}
     for name, columns in published().items():
@@ -120,6 +124,52 @@ def test_what_torch_counts_flop_of_multiplies_matrices():
     names = {each.__name__.split(".")[0] for each in flop_registry if str(each).startswith("aten.")}
     assert len(names) > 15
     assert not [name for name in names if not operator(f"aten::{name}").is_matrix]
+
+
+@of_this_torch
+def test_numbers_and_masks_of_functions_are_those_of_numpy_and_torch():
+    x = torch.empty(4, 4, device="meta")
+    # A bound is a number in most calls, and the buffer is empty on GPUs.
+    fewer = {"clamp_max": 1, "clamp_min": 1, "log_sigmoid_backward": 1}
+    for op in map(operator, rows()):
+        numpys = getattr(np, op.name, None)
+        if isinstance(numpys, np.ufunc) and op.formula == "element_wise":
+            assert (op.flop, op.reads) == (1, numpys.nin), op
+        found = [*map(schema_tensors, torch._C._jit_get_schemas_for_operator(f"aten::{op.name}"))]
+        if found and op.formula == "element_wise":
+            assert op.reads == max(found) - fewer.get(op.name, 0), op
+        if found and op.family == "element-wise" and op.formula != "write":
+            for count in {*found} - {0}:
+                with suppress(RuntimeError, ValueError, TypeError):
+                    result = getattr(torch.ops.aten, op.name)(*[x] * count)
+                    masked = isinstance(result, torch.Tensor) and result.dtype == torch.bool
+                    assert masked == ("mask" in op.traits), op
+
+
+def schema_tensors(schema):
+    return sum(str(each.type) == "Tensor" and not each.is_out for each in schema.arguments)
+
+
+FACTORY = re.compile(r"(new_)?(empty|full|ones|zeros)(_|$)|resize(_as)?$")
+ROLES = {"self": "input", "running_mean": "statistic", "running_var": "statistic"}
+ROLES |= {name: name for name in ("input", "weight", "bias", "query", "key", "value")}
+
+
+@of_this_torch
+def test_families_formulas_roles_and_traits_belong_together():
+    for op in map(operator, rows()):
+        assert op.family if op.formula else not op.family or op.is_matrix, op
+        forward = operator(op.name.removesuffix("_backward"))
+        assert op.family == forward.family or not forward.is_matrix, op
+        assert op.family == "attention" or "attention" not in op.name, op
+        assert "loss" in op.traits or "_loss" not in op.name, op
+        assert "allocates" in op.traits or not FACTORY.match(op.name), op
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op.name}")
+        layer = op.formula and op.family in ("normalization", "softmax")
+        if schemas and "backward" not in op.name and (layer or op.name.startswith("_scaled_dot_product_f")):
+            named = ",".join(ROLES.get(each.name, "") for each in schemas[0].arguments)
+            assert ",".join(op.roles) == named.rstrip(","), op
+            assert not layer or op.reads == op.writes == 1, op
 
 
 TRACES = (
