@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from evaluate import renew
 from msgspec import convert
 
 import daydream
@@ -285,15 +286,15 @@ def learn_cpu(scratch: Path, left_out: str = "") -> Cpu:
     own = off - np.stack([level[one] for one in machine], axis=1)
     best = (np.abs(own) @ weight).argmin()
     typical = np.average(off[best], weights=weight)
-    ranges = [
+    several, same = (
         float(np.exp(STUDENT_90[free - 1] * (apart**2 @ weight / free) ** 0.5))
         for apart, free in ((off[best] - typical, len(seen) - 1), (own[best], len(seen) - len(level)))
-    ]
+    )
     times = {
         one: [np.exp(off[best][program == each].mean() - typical) for each in {*program[machine == one]}]
         for one in level
     }
-    return Cpu((np.exp(typical) * TRIED[best]).round(-2).astype(int).tolist(), *ranges, times)
+    return Cpu((np.exp(typical) * TRIED[best]).round(-2).astype(int).tolist(), several, same, times)
 
 
 def ran(calls: list[Any], gpu: str) -> Times:
@@ -399,8 +400,8 @@ def judged(case: Case, scratch: Path) -> dict[str, Any]:
     if case.peak:
         compare("peak, MiB", (case.peak - before) / 2**20, raw.peak / 2**20)
     known = learn_cpu(scratch, case.model)
-    own = cpu.own_cpu(known.times[case.gpu], known.own)
-    for title, of_cpu in (("", cpu.some_cpu("typical", known.several)), (" of that CPU", own)):
+    machine = cpu.own_cpu(known.times[case.gpu], known.own)
+    for title, of_cpu in (("", cpu.some_cpu("typical", known.several)), (" of that CPU", machine)):
         trace = clocked(pickle.loads(case.raw(scratch).read_bytes()), case.gpu, of_cpu)
         result = daydream.whatif(trace, "scale", on="gpu", factor=1 + 1e-9)  # a change of nothing
         low, high = ((at or 0) / 1e6 for at in (result.predicted_low_ns, result.predicted_high_ns))
@@ -452,8 +453,11 @@ def main() -> None:
         costs.learned = lambda rows=rows: rows  # type: ignore[assignment]
         cpu.CPU_NS.update(zip(cpu.CPU_NS, learn_cpu(scratch, case.model).ns, strict=True))
         table.append(judged(case, scratch))
-        said = (f"{each:+.1%}" if isinstance(each, float) else str(each) for each in table[-1].values())
-        print(*said, sep="  ", flush=True)
+        said = {
+            title: f"{each:+.1%}" if isinstance(each, float) else each for title, each in table[-1].items()
+        }
+        print(*said.values(), sep="  ", flush=True)
+        renew("emulation", ["recording"], [said])
     for title in {title: 0 for row in table for title in row if title.endswith("error")}:
         found = np.abs([row[title] for row in table if title in row])
         print(

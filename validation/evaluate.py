@@ -342,6 +342,18 @@ def write(folder: Path | None, name: str, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def renew(name: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write rows to a table beside the page; those it has of other keys stay."""
+    path = ROWS / f"{name}.csv"
+    old: list[Row] = []
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            old = list(csv.DictReader(file))
+    found = {tuple(str(row[key]) for key in keys): row for row in [*old, *rows]}
+    columns = {column: "" for row in found.values() for column in row}
+    write(ROWS, name, [columns | row for row in found.values()])
+
+
 def recomputed(names: Iterable[str], traces: Path | None) -> Iterator[tuple[str, list[Row]]]:
     """Yield tables by name, made anew."""
     import parts

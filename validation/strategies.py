@@ -1,6 +1,6 @@
 """Judge strategies of parallel training against configurations that others measured.
 
-    python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--jobs 2]
+    python validation/strategies.py --table shared/truth/megatron_a100_one_node.csv [--json] [--write] [--jobs 2]
 
 Each shape of a table (model, tp, cp, ep, micro-batch) is two layers of `examples/megatron_gpt.py`, emulated on the
 table's GPU as `daydream plan` emulates a script; the plan predicts all rows from these, with launches as they were.
@@ -339,17 +339,23 @@ def main() -> None:
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/evaluation")
     asked = parser.parse_args()
     try:
         found = judge(asked.table, asked.jobs)
     except (DaydreamError, OSError) as error:
         sys.exit(f"error: {error}")
+    figures = {key: f"{each:.4g}" for key, each in found.items() if not isinstance(each, list)}
+    if asked.write:
+        from evaluate import renew
+
+        left_out = str(len(found["not_predicted"]))
+        renew("strategies", ["table"], [{"table": asked.table.stem, **figures, "not predicted": left_out}])
     if asked.json:
         print(json.dumps(found, indent=1))
         return
-    for key, value in found.items():
-        if not isinstance(value, list):
-            print(f"{key:>24} {value:.4g}")
+    for key, value in figures.items():
+        print(f"{key:>24} {value}")
     print(f"{'not predicted':>24} {len(found['not_predicted'])}")
 
 

@@ -509,6 +509,10 @@ def main() -> int:
     cases = [(*one, way, kind) for one in sizes for way in WAYS[one[1]] for kind in options.model or MODELS]
     with tempfile.TemporaryDirectory() as folder:
         rows, said = zip(*compared(cases, Path(folder)), strict=True)
+    from evaluate import renew
+
+    keys = ["part", "ranks", "way", "model"]
+    renew("worlds", keys, [{name: each for name, each in row.items() if name != "unequal"} for row in rows])
     errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
     judged = {"median": median(errors), "worst": max(errors)} if errors else {}
     kept = all(row["ok"] is not False for row in rows) and judged.get("median", 0) <= MEDIAN

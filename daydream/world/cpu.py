@@ -35,7 +35,7 @@ def find_cpu(words: Sequence[str], replay_of: Callable[[str], Any]) -> dict[str,
     if kind in KINDS and not others:
         return some_cpu(kind)
     replays = [replay_of(word) for word in words]
-    return own_cpu([recorded_times(each.graph, each.replayed_ns) for each in replays])
+    return own_cpu([recorded_times(each.graph, each.basis_ns) for each in replays])
 
 
 def some_cpu(kind: str, several: float = CPU_RANGE) -> dict[str, Any]:
