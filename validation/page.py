@@ -317,6 +317,37 @@ def _devices(rows: list[Row]) -> tuple[str, str]:
     return str(len(mine)), _off(mine) if mine else ""
 
 
+def _emulation(rows: list[Row]) -> tuple[str, str]:
+    kernels, step = (
+        _off(row[f"{each}, ms: error"] for row in rows) for each in ("kernels", "step of that CPU")
+    )
+    peak = _off(row["peak, MiB: error"] for row in rows if row["peak, MiB: error"])
+    inside = held(not number(row["outside of that CPU: error"]) for row in rows)
+    unknown = _off(row["step, ms: error"] for row in rows)
+    return f"{len(rows)} steps", (
+        f"kernels {kernels}; peak {peak}; step, its CPU known from other programs, {step}, {inside} in the interval; "
+        f"CPU unknown, {unknown}"
+    )
+
+
+def _worlds(rows: list[Row]) -> tuple[str, str]:
+    timed = [row for row in rows if row["part"] != "asked"]
+    judged = [row["error"] for row in timed if row["error"]]
+    asked = [row for row in rows if row["part"] == "asked"]
+    equal = (
+        f"collectives and peak of {held(row['ok'] == 'True' for row in asked)} as asked; " if asked else ""
+    )
+    steady = f"step {_off(judged)}; {len(timed) - len(judged)} too unsteady to judge"
+    return f"{len(rows)} cases", equal + steady
+
+
+def _strategies(rows: list[Row]) -> tuple[str, str]:
+    said = (
+        f"{row['table']} {float(row['median_error']):.1%}, order {float(row['spearman']):.2f}" for row in rows
+    )
+    return f"{len(rows)} tables", "median " + "; ".join(said)
+
+
 PARTS: tuple[tuple[str, str, Callable[[list[Row]], tuple[str, str]]], ...] = (
     ("all-reduce of A100s, from the machine's name alone", "collectives", _collectives),
     ("kernels beside transfers", "contention", _contention),
@@ -334,6 +365,9 @@ PARTS: tuple[tuple[str, str, Callable[[list[Row]], tuple[str, str]]], ...] = (
     ("instrumented operators", "coverage", lambda rows: (
         f"{len(rows)} models", f"{_total(rows, 'missed')} missed, {_total(rows, 'extra')} extra",
     )),
+    ("a GPU that is not there", "emulation", _emulation),
+    ("ranks that are not there, on an emulated link", "worlds", _worlds),
+    ("strategies that others measured, one factor a table", "strategies", _strategies),
     ("laws, on public traces", "laws", lambda rows: (
         f"{_total(rows, 'answered', 'refused'):,} questions", f"{_total(rows, 'laws broken')} laws broken",
     )),

@@ -301,12 +301,14 @@ class Graph(NotebookTables):
 
     # lanes, codes, rows -----------------------------------------------------------------------
 
-    def lane_id(self, name: str, *, on_device: bool = False, rank: int = 0) -> int:
+    def lane_id(
+        self, name: str, *, on_device: bool = False, rank: int = 0, device: int = -1
+    ) -> int:
         """Return the number of the lane with this name, made if it is new."""
         for number, lane in enumerate(self.lanes):
             if lane.name == name:
                 return number
-        return self.add_lane(Lane(name, rank, on_device))
+        return self.add_lane(Lane(name, rank, on_device, device))
 
     def add_lane(self, lane: Lane) -> int:
         """Add a lane and return its number; further lanes of one name get a number, too."""

@@ -12,7 +12,7 @@ integers and results are exact.
 
 from __future__ import annotations
 
-from enum import IntEnum
+import enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Cause(IntEnum):
+@enum.unique
+class Cause(enum.IntEnum):
     """Why a task could not start earlier: a number, as edges store it, and what people read."""
 
     label: str

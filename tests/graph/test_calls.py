@@ -7,6 +7,7 @@ from small_traces import kernel, launched, note, trace
 from small_traces import op as operator
 
 from daydream import Graph, NoMatchError, NotApplicableError, build
+from daydream.graph.calls import Coverage
 
 
 def op(name, start, end, **columns):
@@ -234,3 +235,13 @@ def test_a_blocking_call_is_removed_whole():
 
     assert set(graph.select(kind="cpu").name) == {"cudaLaunchKernel"}
     assert graph.lint() == []
+
+
+def test_spans_that_overlap_cover_one_piece():
+    #  0..2 | 3..6 and 4..7 | 20..20 | 21..25
+    covered = Coverage(np.array([4, 0, 20, 3, 21]), np.array([7, 2, 20, 6, 25]))
+
+    assert covered.start_ns.tolist() == [0, 3, 21]
+    assert covered.end_ns.tolist() == [2, 7, 25]
+    assert covered.before_ns.tolist() == [0, 2, 6, 10]
+    assert covered.within(np.array([1, 5, 8]), np.array([5, 24, 20])).tolist() == [3, 5, 0]
