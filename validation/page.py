@@ -325,20 +325,18 @@ def _emulation(rows: list[Row]) -> tuple[str, str]:
     inside = held(not number(row["outside of that CPU: error"]) for row in rows)
     unknown = _off(row["step, ms: error"] for row in rows)
     return f"{len(rows)} steps", (
-        f"kernels {kernels}; peak {peak}; step, its CPU known from other programs, {step}, {inside} in the interval; "
+        f"kernels {kernels}; peak {peak}; step, CPU known from other programs, {step}, {inside} inside; "
         f"CPU unknown, {unknown}"
     )
 
 
 def _worlds(rows: list[Row]) -> tuple[str, str]:
-    timed = [row for row in rows if row["part"] != "asked"]
-    judged = [row["error"] for row in timed if row["error"]]
-    asked = [row for row in rows if row["part"] == "asked"]
-    equal = (
-        f"collectives and peak of {held(row['ok'] == 'True' for row in asked)} as asked; " if asked else ""
-    )
-    steady = f"step {_off(judged)}; {len(timed) - len(judged)} too unsteady to judge"
-    return f"{len(rows)} cases", equal + steady
+    said = [f"asked for and held alike {held(row['ok'] == 'True' for row in rows if row['part'] == 'asked')}"]
+    for part, of in (("waits", "with waits"), ("compute", "with compute")):
+        timed = [row for row in rows if row["part"] == part]
+        judged = [row["error"] for row in timed if row["error"]]
+        said.append(f"step {of} {_off(judged)}, {len(timed) - len(judged)} of {len(timed)} unsteady")
+    return f"{len(rows)} cases", "; ".join(said)
 
 
 def _strategies(rows: list[Row]) -> tuple[str, str]:
@@ -365,8 +363,8 @@ PARTS: tuple[tuple[str, str, Callable[[list[Row]], tuple[str, str]]], ...] = (
     ("instrumented operators", "coverage", lambda rows: (
         f"{len(rows)} models", f"{_total(rows, 'missed')} missed, {_total(rows, 'extra')} extra",
     )),
-    ("a GPU that is not there", "emulation", _emulation),
-    ("ranks that are not there, on an emulated link", "worlds", _worlds),
+    ("emulated GPU", "emulation", _emulation),
+    ("fake ranks, emulated link", "worlds", _worlds),
     ("strategies that others measured, one factor a table", "strategies", _strategies),
     ("laws, on public traces", "laws", lambda rows: (
         f"{_total(rows, 'answered', 'refused'):,} questions", f"{_total(rows, 'laws broken')} laws broken",

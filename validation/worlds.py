@@ -512,7 +512,11 @@ def main() -> int:
     from evaluate import renew
 
     keys = ["part", "ranks", "way", "model"]
-    renew("worlds", keys, [{name: each for name, each in row.items() if name != "unequal"} for row in rows])
+    short = [
+        {name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}
+        for row in rows
+    ]
+    renew("worlds", keys, [{**row, "unequal": len(row.get("unequal", ()))} for row in short])
     errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
     judged = {"median": median(errors), "worst": max(errors)} if errors else {}
     kept = all(row["ok"] is not False for row in rows) and judged.get("median", 0) <= MEDIAN
