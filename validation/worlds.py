@@ -512,11 +512,9 @@ def main() -> int:
     from evaluate import renew
 
     keys = ["part", "ranks", "way", "model"]
-    short = [
-        {name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}
-        for row in rows
-    ]
-    renew("worlds", keys, [{**row, "unequal": len(row.get("unequal", ()))} for row in short])
+    for row in rows:
+        short = {name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}
+        renew("worlds", keys, [short | {"unequal": len(row.get("unequal", ()))}])
     errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
     judged = {"median": median(errors), "worst": max(errors)} if errors else {}
     kept = all(row["ok"] is not False for row in rows) and judged.get("median", 0) <= MEDIAN
