@@ -513,7 +513,9 @@ def main() -> int:
 
     keys = ["part", "ranks", "way", "model"]
     for row in rows:
-        short = {name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}
+        short: dict[str, Any] = {
+            name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()
+        }
         renew("worlds", keys, [short | {"unequal": len(row.get("unequal", ()))}])
     errors = [abs(row["error"]) for row in rows if row.get("error") is not None]
     judged = {"median": median(errors), "worst": max(errors)} if errors else {}
