@@ -39,9 +39,8 @@ from typing import TYPE_CHECKING, Any
 from daydream import lazy
 
 if TYPE_CHECKING:
-    from daydream.collect import collect
+    from daydream.collect import collect, load
     from daydream.collect.event_log import EventLog
-    from daydream.collect.load import load
     from daydream.costs.counters.attaching import attach_counters
     from daydream.costs.counters.quantities import counters_table
     from daydream.errors import (

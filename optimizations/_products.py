@@ -22,7 +22,7 @@ from daydream.costs import (
     work,
 )
 from daydream.memory import unchanged
-from daydream.model import backward_chains, dispatch_ns, operand_elements, streaming_ns
+from daydream.model import backward_chains, insert_elementwise, operand_elements, streaming_ns
 from daydream.transforms import counted, stages
 
 if TYPE_CHECKING:
@@ -426,15 +426,6 @@ def insert_passes(graph: Graph, tasks: Selection, passes: Mapping[str, Any]) -> 
         insert_elementwise(graph, tasks, name, time)
         spent += float(time.sum())
     return spent
-
-
-def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: Any) -> None:
-    """Insert an element-wise operator before each task, with its launch and CPU time."""
-    dispatch = dispatch_ns(graph)
-    called = beside.where(lambda tasks: tasks.launch >= 0)
-    if dispatch and len(called):
-        graph.insert_before(called, f"operator of {name}", kind="cpu", duration_ns=dispatch)
-    graph.insert_before(beside, name, duration_ns=duration_ns)
 
 
 def _hold_rounded(held: Allocations, *, operands: str, layer: str | None, **options: Any) -> None:

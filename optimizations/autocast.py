@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from daydream.optimizations._products import insert_elementwise
-
 from daydream import Graph, GraphError
 from daydream.costs import (
     PAPER_SPEEDUPS,
@@ -27,6 +25,7 @@ from daydream.model import (
     dispatch_ns,
     flow,
     in_16_bits,
+    insert_elementwise,
     operand_elements,
     streaming_ns,
     weight_casts,

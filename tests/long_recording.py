@@ -3,7 +3,7 @@
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream.trace import step_range
+from daydream.trace import recorded_steps
 
 STEPS, SOME = 60, 20
 
@@ -18,5 +18,5 @@ def record(folder):
 def look_at_some(trace, monkeypatch):
     """Let half of this trace be long, and a third of it enough."""
     rows = len(daydream.load(trace))
-    monkeypatch.setattr(step_range, "ENOUGH", rows * SOME // STEPS + 1)
-    monkeypatch.setattr(step_range, "LONG", rows // 2)
+    monkeypatch.setattr(recorded_steps, "ENOUGH", rows * SOME // STEPS + 1)
+    monkeypatch.setattr(recorded_steps, "LONG", rows // 2)

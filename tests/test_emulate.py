@@ -16,7 +16,7 @@ from graph.small_traces import launched, op, row, trace
 import daydream
 from daydream.costs.devices import find_device
 from daydream.errors import NotApplicableError
-from daydream.trace.recorded_time import made_up
+from daydream.trace.recorded_steps import made_up
 from daydream.trace.trace import Trace
 
 torch: Any = pytest.importorskip("torch")

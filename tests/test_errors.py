@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_meant_is_refused_in_one_line(tmp_path, row):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"handles", "handles as JSON"}))
+@pytest.mark.parametrize("reader", sorted({*READERS} - {"handles as JSON"}))
 def test_a_file_that_is_not_there_is_named(tmp_path, reader):
     with pytest.raises(DaydreamError, match=r"none\.csv"):
         READERS[reader](tmp_path / "none.csv")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from machine.programs import PROGRAMS
 
 import daydream
-from daydream import TraceError, parallel
+from daydream import TraceError, arrays
 from daydream.arrays import distinct, distinct_rows, last_before, percentile
 from daydream.errors import DaydreamError
 from daydream.lazy import regex
@@ -283,7 +283,7 @@ def test_the_last_row_before_a_time_is_of_its_own_group():
 FREED = """\
 import resource
 import numpy as np
-from daydream.parallel import hand_back_freed_memory, keep_freed_memory
+from daydream.arrays import hand_back_freed_memory, keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -314,8 +314,8 @@ def test_freed_memory_is_kept_for_the_next_arrays_and_handed_back_at_the_end():
 
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not parallel.keep_freed_memory()
-    parallel.hand_back_freed_memory()
+    assert not arrays.keep_freed_memory()
+    arrays.hand_back_freed_memory()
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
@@ -323,8 +323,8 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    assert not parallel.keep_freed_memory()
-    parallel.hand_back_freed_memory()
+    assert not arrays.keep_freed_memory()
+    arrays.hand_back_freed_memory()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

@@ -14,9 +14,8 @@ from shared import TRACES, shared_replay, shared_trace
 
 import daydream
 from daydream import GraphError
-from daydream.costs.contention import measured_contention
+from daydream.costs.contention import measured_contention, parsed
 from daydream.errors import DaydreamError
-from daydream.predict.contention_option import parsed
 from daydream.simulate import simulate
 from daydream.transforms.registry import find
 

@@ -10,11 +10,10 @@ from machine.programs import PROGRAMS
 import daydream
 from daydream import Trace
 from daydream.errors import TraceError
-from daydream.trace import step_range as module
+from daydream.trace import recorded_steps as module
 from daydream.trace import trace_file
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.recorded_time import LongRow, recorded_time
-from daydream.trace.step_range import StepRange, TypicalRun, is_range, typical_run
+from daydream.trace.recorded_steps import LongRow, StepRange, TypicalRun, is_range, recorded_time, typical_run
 
 STEPS = 12
 

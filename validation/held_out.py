@@ -27,8 +27,8 @@ import numpy as np
 
 import daydream
 from daydream.costs.device import roofline
-from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
 from daydream.costs.kernels import floor_ns
+from daydream.costs.operators import MATRIX_CLASSES, kernel_class
 from daydream.model import precision
 from daydream.predict import interval
 

@@ -25,8 +25,8 @@ from daydream.errors import DaydreamError
 from daydream.graph.calls import Coverage
 from daydream.graph.graph import Graph
 from daydream.graph.rules.synchronization import is_sync
+from daydream.predict.basis import waited_for_ns
 from daydream.predict.breakdown import trace_back
-from daydream.predict.notes import waited_for_ns
 from daydream.predict.prediction import Prediction
 from daydream.predict.replay import Replay
 from daydream.simulate.critical_path import ON_CPU

@@ -18,8 +18,8 @@ from math import prod
 from typing import Any, TypeAlias
 
 from daydream.costs.operators import bare_name, operator
+from daydream.costs.workload.formulas import Argument, Shape, elements, parse_shapes
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
 
 Run: TypeAlias = Callable[[], object]
 

@@ -36,7 +36,7 @@ from daydream.costs.device.measured import (
 from daydream.costs.kernels import work
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import calls_of, forward_rows, nodes, of_rows
-from daydream.costs.workload.shapes import Shape
+from daydream.costs.workload.formulas import Shape
 from daydream.errors import NotApplicableError
 from daydream.graph.build import build
 from daydream.graph.calls import enclosing

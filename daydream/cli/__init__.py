@@ -10,7 +10,6 @@ Nothing heavy is imported here, so that `daydream --help` costs no more than cli
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import itertools
 import os
@@ -60,8 +59,7 @@ def open_closed_streams() -> None:
                 os.open(os.devnull, os.O_RDWR), True
             )  # gets the lowest number that is free
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for good
 
 
 @contextlib.contextmanager
@@ -137,8 +135,6 @@ def run(group: click.Group, args: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return _reader_left()
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            return _reader_left()
         where = f"{error.filename}: " if error.filename else ""
         _say(f"{where}{error.strerror or error}")
         return FAILED

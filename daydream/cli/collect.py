@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from daydream.cli.commands import COUNTS, Parsed, command
+from daydream.cli.commands import COUNTS, Parsed, command, refused
 from daydream.cli.output import Output, trace_name, wrote
 from daydream.cli.source import Script, TraceRequest, usage_error, working
 from daydream.errors import DaydreamError, GraphError
@@ -58,13 +58,14 @@ def suggestions(path: Path, *, patience_s: float = PATIENCE_S) -> Suggestions:
     words = ["rank", "--trace", str(path.resolve()), "--json", "--no-curves", "--pairs", "0"]
     # Modules are looked for where this process finds them: not in the current folder, if not there too.
     code = f"import sys; sys.path[:] = {sys.path!r}; from daydream.cli import main; main({words!r})"
-    how: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "capture_output": True,
-        "timeout": patience_s,
-    }
     try:
-        done = subprocess.run([sys.executable, "-c", code], check=False, **how)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", code],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience_s,
+        )
         if not done.returncode:
             return Suggestions(tuple(_largest(json.loads(done.stdout)["changes"])))
         first = done.stderr.decode(errors="replace").strip().partition("\n")[0]
@@ -220,7 +221,8 @@ def _world_of(
     if cluster:
         from daydream.costs.network.cluster_names import find_cluster
 
-        find_cluster(cluster).holding(world)
+        with refused():
+            find_cluster(cluster).holding(world)
     if imbalance < 1:
         raise usage_error(f"--imbalance is {imbalance:g}; it is 1, balanced, or more")
     return {"world_size": world, "rank": rank, "cluster": cluster, "imbalance": imbalance}
@@ -228,12 +230,11 @@ def _world_of(
 
 def _emulated(gpu: str, cpu: Sequence[str]) -> dict[str, Any]:
     """Return the GPU and the CPU that options ask to emulate."""
-    from daydream.costs.devices import find_device
     from daydream.world.cpu import find_cpu
 
     with working() as progress:
         found = find_cpu(cpu, lambda trace: TraceRequest((trace,)).replay(progress))
-    return {"device": find_device(gpu).name, "cpu": found}
+    return {"device": gpu, "cpu": found}
 
 
 def _about(trace: Any, path: Path) -> dict[str, Any]:

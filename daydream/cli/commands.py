@@ -171,7 +171,7 @@ def _regex(text: str) -> str:
 
 
 def _steps(text: str) -> str:
-    from daydream.trace.step_range import is_range
+    from daydream.trace.recorded_steps import is_range
 
     if text != AUTO and not is_range(text):
         raise ValueError(f"{text!r} is not 'auto', nor a range of steps such as 10:20")
@@ -179,7 +179,7 @@ def _steps(text: str) -> str:
 
 
 def _contention(text: str) -> str:
-    from daydream.predict.contention_option import parsed
+    from daydream.costs.contention import parsed
 
     parsed(text)
     return text
@@ -189,6 +189,19 @@ def _engine(text: str) -> Any:
     from daydream.parallel import engine_of
 
     return engine_of(text)
+
+
+def _cluster(text: str) -> str:
+    from daydream.costs.network.cluster_names import find_cluster
+
+    find_cluster(text)
+    return text
+
+
+def _gpu(text: str) -> str:
+    from daydream.costs.devices import find_device
+
+    return find_device(text).name
 
 
 def _finite(text: str) -> float:
@@ -285,6 +298,8 @@ TYPES = {  # what reads values of those, and of the parts of a command line
     "capacity": BYTES,
     "contention": Parsed(_contention),
     "engine": Parsed(_engine),
+    "cluster": Parsed(_cluster),
+    "emulate": Parsed(_gpu),
     "step_marker": Parsed(_regex),
     "steps": Parsed(_steps),
     "max_unpacked": BYTES,
@@ -398,7 +413,7 @@ class Change:
         if lacks == "device" and not len(graph.select(on="gpu")):
             yield ON_A_GPU
         elif lacks == "ranks" and not len(graph.select(kind="collective")):
-            from daydream.trace.recorded_time import shared_already
+            from daydream.trace.recorded_steps import shared_already
             from daydream.transforms.compose import check, spelled
 
             first = "Record"

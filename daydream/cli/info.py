@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from daydream.report.blocks import Block
 
 SHOWN = 3
+WORTH = 0.05  # of the peak: a change of less is not suggested
 
 
 @command("verbose", "output", "force")
@@ -338,9 +339,12 @@ def _show_trace(request: TraceRequest, out: Output, allocator: Any, capacity: in
             progress("replaying")
             replay = daydream.replay(trace)
             written = out.write_files(replay, progress, memory=report)
-    # What would shrink the largest holder that a change is known for.
+    # What would shrink the largest holder that a change is known for, if that is a part of the peak worth it.
     worst = max(report.devices, key=lambda each: each.peak_allocated_bytes or 0)
-    change = next((each.whatif for each in worst.holders if each.whatif is not None), None)
+    least = WORTH * (worst.peak_allocated_bytes or 0)
+    change = next(
+        (each.whatif for each in worst.holders if each.whatif and each.bytes >= least), None
+    )
     words: list[str] = []
     if change is not None and not written:
         words = ["whatif", change, *["--factor", "0.5"] * (change == "batch-size"), *request.words]

@@ -103,7 +103,7 @@ class TraceRequest:
 
         Raises `NotApplicableError` where a change would divide work that ranks share already.
         """
-        from daydream.trace.recorded_time import shared_already
+        from daydream.trace.recorded_steps import shared_already
 
         trace = self.read(progress, **how)
         change = click.get_current_context().params.get("change")
@@ -129,8 +129,8 @@ class TraceRequest:
         Raises `TraceError` if it is not usable.
         """
         import daydream
-        from daydream.parallel import keep_freed_memory
-        from daydream.trace.step_range import TYPICAL, is_long
+        from daydream.arrays import keep_freed_memory
+        from daydream.trace.recorded_steps import TYPICAL, is_long
 
         # These files are of all that was recorded, and what the cache holds is the trace's own content.
         attached = bool(self.handles or self.capture or self.counters)
@@ -219,9 +219,9 @@ class TraceRequest:
 
             attach_file(trace, Path(self.handles))
         if self.capture:
+            from daydream.collect import load
             from daydream.collect.captures_beside import attach_capture
             from daydream.collect.importers.kineto.blocks import launched_kernels
-            from daydream.collect.load import load
 
             file = Path(self.capture)
             most = self.max_unpacked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -119,13 +118,20 @@ def print_list(*, as_json: bool) -> None:
     with working():
         found, broken = loadable()
     if as_json:
-        parts = attrgetter("name", "flag", "type.__name__", "default", "required")
-        keys = ("name", "flag", "type", "default", "required")
         entries: list[dict[str, Any]] = [
             {
                 "name": each.name,
                 "summary": each.summary,
-                "options": [dict(zip(keys, parts(one), strict=True)) for one in each.options],
+                "options": [
+                    {
+                        "name": one.name,
+                        "flag": one.flag,
+                        "type": one.type.__name__,
+                        "default": one.default,
+                        "required": one.required,
+                    }
+                    for one in each.options
+                ],
             }
             for each in found
         ]

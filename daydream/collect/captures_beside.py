@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from daydream.errors import HandleError
-from daydream.files.input_files import check_regular
+from daydream.files.input_files import reading
 from daydream.lazy import regex
 from daydream.text import counted, listed
 from daydream.trace.handle_map import DebugHandleMap, Handle
@@ -71,13 +71,13 @@ def read_handles(path: Path) -> DebugHandleMap:
         TraceError: it cannot be read.
 
     """
-    check_regular(path)
-    if path.stat().st_size > LARGEST:
+    with reading(path):
         size = path.stat().st_size
-        raise HandleError(
-            f"{path} has {size:,} bytes; a map of debug handles has {LARGEST:,} at most"
-        )
-    text = path.read_bytes()
+        if size > LARGEST:
+            raise HandleError(
+                f"{path} has {size:,} bytes; a map of debug handles has {LARGEST:,} at most"
+            )
+        text = path.read_bytes()
     try:
         if b'"cppCodeToPost"' in text:
             return _of_inductor(msgspec.json.decode(text, type=_NodeMappings))

@@ -18,9 +18,8 @@ from daydream.collect.derive.recording import Recording
 from daydream.errors import HandleError, TraceError
 from daydream.text import counted
 from daydream.trace.handle_map import DebugHandleMap, Identifier, check_identifier
-from daydream.trace.schema import UNKNOWN, Columns
+from daydream.trace.schema import LONGEST_NS, UNKNOWN, Columns
 from daydream.trace.trace import Trace
-from daydream.trace.valid import LONGEST_NS
 
 STEP = "step"
 LARGEST_NS = 2**62

@@ -56,14 +56,6 @@ if TYPE_CHECKING:
     )
     from daydream.costs.device.roofline import PAPER_SPEEDUPS, runs_in_tf32
     from daydream.costs.devices import Device, device_of, find_device, known_devices, under_load
-    from daydream.costs.kernel_names import (
-        OVER_LINK,
-        PAGEABLE,
-        TO_DEVICE,
-        TO_HOST,
-        kernels_are,
-        names_fit,
-    )
     from daydream.costs.kernels import Bound, Work, bound, floor_ns, is_matrix, work
     from daydream.costs.network.cluster_names import find_cluster
     from daydream.costs.network.clusters import Cluster
@@ -71,7 +63,18 @@ if TYPE_CHECKING:
     from daydream.costs.network.networks import Network, machine_of, network_of
     from daydream.costs.network.simulated_times import simulated_times
     from daydream.costs.network.world_size import moved_transfers, workers_of
-    from daydream.costs.operators import Operator, nodes_that, operator, operators_that
+    from daydream.costs.operators import (
+        OVER_LINK,
+        PAGEABLE,
+        TO_DEVICE,
+        TO_HOST,
+        Operator,
+        kernels_are,
+        names_fit,
+        nodes_that,
+        operator,
+        operators_that,
+    )
     from daydream.costs.resize.growth import (
         arguments_now,
         grow_copies,
@@ -80,8 +83,8 @@ if TYPE_CHECKING:
     )
     from daydream.costs.resize.new_shapes import parameter_shapes
     from daydream.costs.workload.calls import calls_of
+    from daydream.costs.workload.formulas import Argument, Shape, elements, parse_shapes
     from daydream.costs.workload.operator import itemsize
-    from daydream.costs.workload.shapes import Argument, Shape, elements, parse_shapes
     from daydream.graph.graph import Resizing
 
 _HOMES = lazy.imports_of(__file__)

@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from daydream.arrays import percentile, take, unique
 from daydream.costs.devices import Device, device_of, device_properties
-from daydream.costs.kernel_names import MATRIX_CLASSES, kernels_are
-from daydream.costs.operators import MATRIX_FAMILIES
+from daydream.costs.operators import MATRIX_CLASSES, MATRIX_FAMILIES, kernels_are
 from daydream.costs.workload.calls import work_by_row
 from daydream.graph.calls import whole_duration_ns
 from daydream.graph.graph import Graph

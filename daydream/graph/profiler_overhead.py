@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from daydream.arrays import combinations, unique
-from daydream.collect.recording_cost import (
+from daydream.collect.derive.quality import (
     CLASSES,
     TYPICAL,
     heads,

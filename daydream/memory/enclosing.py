@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from daydream.arrays import distinct_rows, last_before, take
-from daydream.costs.workload.shapes import Argument, elements, parse_shapes
+from daydream.costs.workload.formulas import Argument, elements, parse_shapes
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import ITEM_BYTES, PHASES, UNKNOWN
 from daydream.trace.trace import Trace

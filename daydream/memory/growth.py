@@ -22,14 +22,14 @@ from daydream.arrays import combinations, first_of, take
 from daydream.costs.operators import Operator, bare_name, operator
 from daydream.costs.resize.new_shapes import Resize, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import (
+from daydream.costs.workload.formulas import (
     Argument,
     Shape,
     all_tensors,
     elements,
     parse_shapes,
 )
+from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import call_rows
 from daydream.graph.groups import Groups

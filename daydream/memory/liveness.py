@@ -16,8 +16,8 @@ import numpy.typing as npt
 from daydream.arrays import first_of, places, take, unique
 from daydream.costs.operators import operator
 from daydream.costs.workload.calls import forward_rows, nodes, nodes_above
+from daydream.costs.workload.formulas import elements
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import elements
 from daydream.graph.calls import enclosing
 from daydream.memory.allocations import (
     AFTER,

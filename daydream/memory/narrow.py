@@ -21,8 +21,8 @@ import numpy as np
 
 from daydream.arrays import distinct_rows, run_starts, take, turns
 from daydream.costs.operators import operator, operators_that
+from daydream.costs.workload.formulas import Argument, elements
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Argument, elements
 from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.memory.allocations import (

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType, field
 
 from daydream.arrays import take
-from daydream.collect.load import load
+from daydream.collect import load
 from daydream.costs.operators import operator
 from daydream.graph.calls import enclosing
 from daydream.lazy import regex
@@ -48,7 +48,7 @@ from daydream.memory.settings import Settings
 from daydream.results import Record
 from daydream.text import bytes_text, counted
 from daydream.trace.memory_events import HOST, MemoryEvents
-from daydream.trace.recorded_time import MADE_UP, made_up
+from daydream.trace.recorded_steps import MADE_UP, made_up
 from daydream.trace.schema import PHASES
 from daydream.trace.trace import Trace
 

@@ -32,12 +32,19 @@ if TYPE_CHECKING:
         fused_attention_ns,
     )
     from daydream.model.blocks import block_of_layers, repeated_blocks
-    from daydream.model.captured import Captured, capture, capture_parts, start_as_nodes
+    from daydream.model.captured import (
+        Captured,
+        breaks_of,
+        capture,
+        capture_parts,
+        remove_breaks,
+        remove_with_operators,
+        start_as_nodes,
+    )
     from daydream.model.chains import (
         backward_chains,
         find_chains,
         fuse_passes,
-        remove_with_operators,
         work_tasks,
     )
     from daydream.model.compiled_calls import GUARDS, compile_cpu_calls, remove_dispatch
@@ -56,7 +63,6 @@ if TYPE_CHECKING:
         scale_autograd_walks,
         trained_parameters,
     )
-    from daydream.model.graph_breaks import breaks_of, remove_breaks
     from daydream.model.loading import (
         LoaderWaits,
         loads_by_processes,
@@ -84,6 +90,7 @@ if TYPE_CHECKING:
         doubt_of_products,
         flow,
         in_16_bits,
+        insert_elementwise,
         main_dtype,
         operand_elements,
         streaming_ns,

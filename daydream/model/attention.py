@@ -8,12 +8,10 @@ from math import prod
 import numpy as np
 
 from daydream.costs.device.call_scaling import memory_bandwidth
-from daydream.costs.kernel_names import names_fit
 from daydream.costs.kernels import floor_ns, is_matrix, work
-from daydream.costs.operators import operator
-from daydream.costs.workload.formulas import attention
+from daydream.costs.operators import names_fit, operator
+from daydream.costs.workload.formulas import Shape, attention, parse_shapes
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import Shape, parse_shapes
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.select import of_tasks

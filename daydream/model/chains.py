@@ -22,9 +22,14 @@ import numpy as np
 
 from daydream.arrays import distinct_rows, places, run_starts, take, unique
 from daydream.costs.device.call_scaling import memory_bandwidth, works
-from daydream.costs.kernel_names import MATRIX_CLASSES, OVER_LINK, kernels_are
 from daydream.costs.kernels import floor_ns, work
-from daydream.costs.operators import MATRIX_FAMILIES, operators_that
+from daydream.costs.operators import (
+    MATRIX_CLASSES,
+    MATRIX_FAMILIES,
+    OVER_LINK,
+    kernels_are,
+    operators_that,
+)
 from daydream.costs.workload.calls import innermost_makers, nodes, of_rows, rows_above
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
@@ -32,6 +37,7 @@ from daydream.graph.calls import call_rows, instances, shapes_in, unrecorded_lau
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups
 from daydream.graph.selection import Selection
+from daydream.model.captured import remove_with_operators
 
 REDUCTIONS = ("reduction", "softmax", "normalization")
 CAST = r"^aten::(to|_to_copy)$"
@@ -260,20 +266,6 @@ def fuse_chains(chains: Groups, name: str, duration_ns: np.ndarray) -> Selection
     remove_with_operators(chains.tasks - first)
     first.set(name=name, duration_ns=duration_ns)
     return first.set(gap_ns=behind) if on_cpu else first
-
-
-def remove_with_operators(tasks: Selection) -> None:
-    """Remove work with its launches and the CPU time of operators that do nothing else."""
-    graph = tasks.graph
-    if (tasks.kind == "cpu").all():
-        tasks.remove()
-        return
-    has_operators = bool(graph.recorded.is_kind("operator").any())
-    operators = tasks.operators() if has_operators else tasks.launches()
-    tasks.remove()
-    left = (operators & graph.select(kind="cpu")) - graph.select(on="gpu").launches()
-    if len(left):
-        left.remove()
 
 
 def fuse_passes(chains: Groups, name: str, *, forward: int, backward: int) -> str:

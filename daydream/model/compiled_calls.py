@@ -39,13 +39,13 @@ from operator import or_
 import numpy as np
 
 from daydream.arrays import distinct_rows, places, take, unique
-from daydream.collect.recording_cost import TYPICAL
+from daydream.collect.derive.quality import TYPICAL
 from daydream.costs.device.call_scaling import cpu_overheads
 from daydream.costs.kernels import work
 from daydream.costs.operators import MATRIX_FAMILIES, operator, operators_that
 from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
+from daydream.costs.workload.formulas import parse_shapes
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import parse_shapes
 from daydream.graph.calls import call_rows
 from daydream.graph.graph import Graph
 from daydream.graph.groups import Groups

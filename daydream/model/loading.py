@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.arrays import unique
-from daydream.costs.kernel_names import TO_DEVICE
+from daydream.costs.operators import TO_DEVICE
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause

@@ -13,9 +13,8 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.costs.device.call_scaling import memory_bandwidth, tiny_call_ns
-from daydream.costs.kernel_names import kernels_are
 from daydream.costs.kernels import grid_blocks, updated_by_grids, work
-from daydream.costs.operators import operators_that
+from daydream.costs.operators import kernels_are, operators_that
 from daydream.costs.workload.calls import of_rows
 from daydream.costs.workload.operator import itemsize
 from daydream.graph.calls import shapes_in

@@ -36,10 +36,17 @@ from daydream.arrays import distinct, percentile, run_starts, unique
 from daydream.costs.device.call_scaling import memory_bandwidth
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.device.roofline import Change, Correction, device_or_none, runs_in_tf32
-from daydream.costs.kernel_names import kernel_class, kernels_are, names_fit
 from daydream.costs.kernels import floor_ns, is_matrix, value_ns, work
-from daydream.costs.operators import Operator, nodes_that, operator, operators_that
-from daydream.costs.workload.shapes import elements, parse_shapes
+from daydream.costs.operators import (
+    Operator,
+    kernel_class,
+    kernels_are,
+    names_fit,
+    nodes_that,
+    operator,
+    operators_that,
+)
+from daydream.costs.workload.formulas import elements, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import instances
 from daydream.graph.graph import Graph
@@ -673,3 +680,12 @@ def _behind(values: list[int]) -> list[int]:
         found.append(value)
         value = each or value
     return found[::-1]
+
+
+def insert_elementwise(graph: Graph, beside: Selection, name: str, duration_ns: Any) -> None:
+    """Insert an element-wise operator before each task, with its launch and CPU time."""
+    dispatch = dispatch_ns(graph)
+    called = beside.where(lambda tasks: tasks.launch >= 0)
+    if dispatch and len(called):
+        graph.insert_before(called, f"operator of {name}", kind="cpu", duration_ns=dispatch)
+    graph.insert_before(beside, name, duration_ns=duration_ns)

@@ -21,8 +21,8 @@ from daydream.costs.workload.calls import (
     nodes_above,
     of_rows,
 )
+from daydream.costs.workload.formulas import parse_shapes
 from daydream.costs.workload.operator import itemsize
-from daydream.costs.workload.shapes import parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import shapes_in
 from daydream.graph.groups import Groups

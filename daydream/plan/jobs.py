@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.collect.load import load
+from daydream.collect import load
 from daydream.costs.device.input_sizes import recorded_length, samples_per_step
 from daydream.costs.devices import device_of, find_device, known_devices
 from daydream.costs.network.cluster_names import find_cluster

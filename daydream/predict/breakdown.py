@@ -11,8 +11,8 @@ from msgspec.structs import asdict
 from numpy import ndarray
 
 from daydream.arrays import distinct_rows, places, unique
-from daydream.costs.kernel_names import family
 from daydream.costs.kernels import LATENCY_SHARE, bound, floor_ns
+from daydream.costs.operators import family
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import Coverage, device_work, whole_duration_ns
 from daydream.graph.graph import Graph

@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from daydream.arrays import distinct, unique
-from daydream.costs.kernel_names import family
+from daydream.costs.operators import family
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.plan import Cause

@@ -21,7 +21,7 @@ from daydream.graph.tables import KERNEL, covered_steps
 from daydream.memory.prediction import MemoryPrediction, changed, worst_device
 from daydream.memory.report import at_peak
 from daydream.memory.result import DeviceMemory
-from daydream.model.graph_breaks import breaks_of, sentences, uncompiled_sentences
+from daydream.model.captured import breaks_of, sentences, uncompiled_sentences
 from daydream.predict.basis import ESTIMATED, Basis
 from daydream.predict.breakdown import (
     Chain,
@@ -264,7 +264,8 @@ def bound_now(replay: Replay) -> tuple[Bound, float]:
     causes = chain.shares()
     without = ask_without(WhatIfs(Prediction.unchanged(replay), bare=True), chain)
     found = bound(causes, **without, with_cpu=has_cpu(chain.graph))
-    share = shares_of(causes)[found]
+    loads = {Bound.LOADING, Bound.OUTSIDE} if found is Bound.LOADING else {found}
+    share = sum(each.share for each in causes if each.bound in loads)
     return found, share if share >= MOST else 0.0
 
 

@@ -51,6 +51,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
+from daydream.costs.contention import between
 from daydream.graph.calls import has_device_work
 from daydream.graph.plan import Cause
 from daydream.graph.profiler_overhead import cost_of_recording
@@ -58,11 +59,10 @@ from daydream.graph.rules import WAKE_NS
 from daydream.graph.tables import COLLECTIVE, CPU, LONGEST_NS, Facts
 from daydream.model.loading import WORKER_LOADER
 from daydream.predict.basis import ESTIMATED, variation
-from daydream.predict.contention_option import between
 from daydream.predict.graph_diff import MODEL_ERROR, Affected, GraphDiff
 from daydream.simulate.critical_path import ON_CPU, PathCause, codes_of
 from daydream.simulate.steady_state import SteadyState, settle
-from daydream.trace.recorded_time import whole_recording
+from daydream.trace.recorded_steps import whole_recording
 from daydream.trace.schema import OFF_CPU
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import field
 
 from daydream import lazy
+from daydream.costs.contention import MEASURED, Choice, ContentionOption, between, choose
 from daydream.costs.device.measured import KernelTable
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.graph import Graph
@@ -16,8 +17,15 @@ from daydream.graph.lower import problems
 from daydream.graph.tables import step_rank
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction
-from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, Basis
-from daydream.predict.contention_option import MEASURED, Choice, ContentionOption, between, choose
+from daydream.predict.basis import (
+    ESTIMATED,
+    RECORDED,
+    UNPROFILED,
+    Basis,
+    most_of,
+    prediction_notes,
+    waited_for_ns,
+)
 from daydream.predict.graph_diff import (
     Affected,
     GraphDiff,
@@ -27,7 +35,6 @@ from daydream.predict.graph_diff import (
 )
 from daydream.predict.interval import Uncertainty, judge
 from daydream.predict.memory import MemoryAnswer, answer_of
-from daydream.predict.notes import most_of, prediction_notes, waited_for_ns
 from daydream.predict.replay import Replay, Source, as_replay
 from daydream.results import Live, Predicted, Record
 from daydream.simulate.critical_path import Bound
@@ -359,7 +366,12 @@ def whatif(
     if table is not None and not isinstance(table, KernelTable):
         table = KernelTable.load(table)
     edit = edit_of(parse(optimization), options, table)
-    return predict(as_replay(source), edit, contention=contention, capacity_bytes=capacity)
+    return predict(
+        as_replay(source),
+        edit,
+        contention=contention,
+        capacity_bytes=capacity,
+    )
 
 
 def predict(

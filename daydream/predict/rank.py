@@ -12,9 +12,9 @@ from msgspec import Struct, field
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.lazy import NotebookFigure
+from daydream.predict.basis import preference
 from daydream.predict.curves import Curve, curves
 from daydream.predict.explain import bound_now
-from daydream.predict.notes import preference
 from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import OfStep, Replay, Source, as_replay
 from daydream.results import Live, Record

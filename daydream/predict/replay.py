@@ -30,16 +30,18 @@ from daydream.predict.basis import (
     RECORDED,
     UNPROFILED,
     Basis,
+    cpu_share,
     recording_share,
+    replay_notes,
     timed_steps,
+    waited_for_ns,
     without_start_up,
 )
-from daydream.predict.notes import cpu_share, replay_notes, waited_for_ns
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import PathCause, ns_by_cause
 from daydream.simulate.steady_state import SteadyState, repeatable, settle
 from daydream.simulate.timeline import Timeline
-from daydream.trace.step_range import TYPICAL
+from daydream.trace.recorded_steps import TYPICAL
 from daydream.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -413,7 +415,7 @@ def replay(
     else:
         trace = source
         if not isinstance(trace, Trace):
-            from daydream.collect.load import load  # no importer is needed for a trace in memory
+            from daydream.collect import load  # no importer is needed for a trace in memory
 
             trace = load(trace, steps=TYPICAL)  # of a long recording its typical steps
         found = _of_trace(trace)
@@ -536,7 +538,13 @@ def _kept(trace: Trace, found: Contents) -> Replay:
     if basis["basis"] == RECORDED:
         return replace(recording, **basis)
     graph = graph.retimed(*(arrays[f"corrected.{name}"] for name in COSTS))
-    return Replay(graph, settle(graph), recording.steps, recording, **basis)
+    return Replay(
+        graph,
+        settle(graph),
+        recording.steps,
+        recording,
+        **basis,
+    )
 
 
 def recorded_steps(graph: Graph, settled: SteadyState | None = None) -> Replay:

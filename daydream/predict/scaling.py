@@ -15,15 +15,15 @@ import numpy as np
 from msgspec import field
 from numpy import ndarray
 
+from daydream.costs.contention import MEASURED, Choice, ContentionOption, between
 from daydream.costs.network.networks import Network, network_of
 from daydream.costs.network.world_size import Message, RecordedCollectives, times
 from daydream.errors import GraphError, NotApplicableError
 from daydream.graph.tables import COLLECTIVE, covered_steps
 from daydream.lazy import NotebookFigure
 from daydream.memory.prediction import MemoryChange, MemoryPrediction, unchanged
-from daydream.predict.contention_option import MEASURED, Choice, ContentionOption, between
+from daydream.predict.basis import most_of, waited_for_ns
 from daydream.predict.memory import answer_of
-from daydream.predict.notes import most_of, waited_for_ns
 from daydream.predict.prediction import Prediction, predict
 from daydream.predict.replay import OfStep, Replay, Source, as_replay
 from daydream.results import Record

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from numpy import ndarray
 
 from daydream.arrays import distinct_rows
-from daydream.costs.kernel_names import TO_DEVICE
+from daydream.costs.operators import TO_DEVICE
 from daydream.errors import DaydreamError, NotApplicableError
 from daydream.graph.calls import call_rows, has_device_work
 from daydream.graph.graph import Graph
@@ -29,8 +29,8 @@ from daydream.graph.select import coded
 from daydream.graph.selection import Selection
 from daydream.lazy import regex
 from daydream.model.loading import untraced_waits
+from daydream.predict.basis import preference
 from daydream.predict.breakdown import OF_KERNELS, Chain, OfTasks, labels, trace_back
-from daydream.predict.notes import preference
 from daydream.predict.prediction import Prediction, predict
 from daydream.results import Live, Predicted
 from daydream.simulate.critical_path import PathCause
@@ -243,7 +243,7 @@ def _stretches(chain: Chain, found: list[Avoidable]) -> None:
             place=Place(f"rank {total.argmax()}", total.max() / total.sum()),
         )  # fmt: skip
     # Between two graphs of one compiled call the program is in Python, and guards come before the next.
-    from daydream.model.graph_breaks import breaks_of
+    from daydream.model.captured import breaks_of
 
     if breaks := breaks_of(graph):
         first = breaks[0]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from msgspec import field
 
+from daydream.costs.contention import MEASURED, ContentionOption, parsed
 from daydream.costs.device.measured import KernelTable
 from daydream.errors import DaydreamError, GraphError, OutputError
 from daydream.files.atomic import own_folder, write_whole
 from daydream.lazy import NotebookTables
 from daydream.parallel import Engine, engine_of, map_on
-from daydream.predict.contention_option import MEASURED, ContentionOption, parsed
 from daydream.predict.prediction import Changed, predict
 from daydream.predict.replay import Replay, Source, replay
 from daydream.results import Record
@@ -220,7 +220,7 @@ def sweep(
         TraceError: a file is not a usable trace.
 
     """
-    from daydream.collect.load import load
+    from daydream.collect import load
 
     runs_on = engine_of(engine)
     optimizations = parse(optimization)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from daydream.lazy import regex
 from daydream.results import Predicted
 from daydream.text import bytes_text, memory_unit
-from daydream.trace.recorded_time import made_up
+from daydream.trace.recorded_steps import made_up
 
 if TYPE_CHECKING:
     from daydream.predict.replay import Replay

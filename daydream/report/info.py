@@ -14,9 +14,8 @@ from daydream.memory.lifetimes import recorded_memory
 from daydream.predict.graph_diff import MUCH, known_as_a_whole
 from daydream.results import Live, Record
 from daydream.simulate.critical_path import has_cpu
-from daydream.trace.recorded_time import RecordedTime, recorded_time
+from daydream.trace.recorded_steps import RecordedTime, recorded_time, typical_run
 from daydream.trace.schema import DEVICE_KINDS, PHASES
-from daydream.trace.step_range import typical_run
 
 if TYPE_CHECKING:
     from daydream.graph.graph import Graph

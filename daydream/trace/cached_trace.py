@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from daydream.errors import HandleError, TraceError
 from daydream.files.cache import Contents, read_entry, write_entry
-from daydream.trace.handle_map import DebugHandleMap
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.trace import Trace
 
@@ -57,12 +56,17 @@ def cached_trace(entry: CacheEntry) -> Trace | None:
         )
         if any(column.dtype.kind != "i" for column in columns.values()):
             return None
+        handles = None
+        if document["handles"] is not None:
+            from daydream.trace.handle_map import DebugHandleMap
+
+            handles = DebugHandleMap.from_json(document["handles"])
         trace = Trace(
             columns,
             _texts(document["texts"]),
             dict(document["metadata"]),
             MemoryEvents(memory) if memory else None,
-            None if document["handles"] is None else DebugHandleMap.from_json(document["handles"]),
+            handles,
         )
         trace.check(entry.key)
     except (TraceError, HandleError, KeyError, TypeError, ValueError, AttributeError, IndexError):

@@ -17,7 +17,6 @@ from msgspec import Struct
 from daydream.errors import HandleError
 from daydream.trace.schema import PHASES
 
-HANDLES_KEY = b"daydream.handles"  # in the metadata of a trace file
 FORMAT = "daydream.handles"
 VERSION = 1
 RULES = ("flop", "bytes", "equal")

@@ -14,8 +14,7 @@ import numpy as np
 
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import NO_ID, UNKNOWN, Columns
-from daydream.trace.valid import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS
+from daydream.trace.schema import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS, NO_ID, UNKNOWN, Columns
 
 HOST = -1  # the device of memory of the CPU
 LARGEST_ADDRESS = 2**63 - 1

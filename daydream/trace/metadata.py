@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from daydream.trace.valid import LARGEST_AMOUNT, LONGEST_NS
+from daydream.trace.schema import LARGEST_AMOUNT, LONGEST_NS
 
 LARGEST_RANK = 2**31 - 1
 

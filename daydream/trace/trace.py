@@ -227,7 +227,7 @@ class Trace(NotebookTables):
         Of some `steps`, such as `"10:20"` or `"typical"`, little more than these is read; see `of_steps`.
 
         Raises `TraceError` if the file is missing, is not parquet, was not written by daydream,
-        has a newer schema, or breaks a promise of `daydream.trace.valid` or `daydream.trace.metadata`;
+        has a newer schema, or breaks a promise of `daydream.trace.schema` or `daydream.trace.metadata`;
         or if it has none of the steps.
         """
         from daydream.trace.trace_file import read_parts
@@ -252,19 +252,24 @@ class Trace(NotebookTables):
 
         Raises `TraceError` if it has none of them.
         """
-        from daydream.trace.step_range import chosen_steps
+        from daydream.trace.recorded_steps import chosen_steps
 
         chosen = chosen_steps(self.metadata, steps, len(self), with_memory=self.memory is not None)
         if chosen is None:
             return self
         rows = np.flatnonzero(chosen.rows(self["step"], self["rank"], self["start_ns"]))
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return Trace(chosen.taken(columns, rows), self.texts, chosen.metadata, handles=self.handles)
+        return Trace(
+            chosen.taken(columns, rows),
+            self.texts,
+            chosen.metadata,
+            handles=self.handles,
+        )
 
     def check(self, path: str | os.PathLike[str]) -> None:
         """Raise `TraceError`, which begins with the path, if the trace breaks a promise."""
         from daydream.trace.metadata import fill_in, mistake_in
-        from daydream.trace.valid import check
+        from daydream.trace.schema import check
 
         mistake = mistake_in(self.metadata)
         if mistake is not None:

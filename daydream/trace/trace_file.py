@@ -1,7 +1,7 @@
 """A trace's parquet file: written, and read into columns of the right types, texts and metadata.
 
 The file is as little trusted as any other: what is no such column is refused in one line, and the rows are held
-to the promises of `daydream.trace.valid` and `daydream.trace.metadata`. Of a range of steps only the rows are
+to the promises of `daydream.trace.schema` and `daydream.trace.metadata`. Of a range of steps only the rows are
 read that it has. Behind the trace's own rows lie its memory events, rows of the kind `memory`.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from daydream.errors import HandleError, TraceError
 from daydream.files.input_files import StrPath, check_regular, most_unpacked, too_large
-from daydream.trace.handle_map import HANDLES_KEY, DebugHandleMap
 from daydream.trace.memory_events import COLUMNS, IN_A_FILE, MemoryEvents
 from daydream.trace.metadata import OF_EACH_RANK, mistake_in
+from daydream.trace.recorded_steps import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 from daydream.trace.schema import (
     FIELDS,
     IMPORT_AGAIN,
@@ -36,14 +36,17 @@ from daydream.trace.schema import (
     to_arrow,
     to_numpy,
 )
-from daydream.trace.step_range import TYPICAL, Chosen, StepRange, chosen_steps, is_long
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    from daydream.trace.handle_map import DebugHandleMap
     from daydream.trace.trace import Trace
 
+    Parts = tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]
+
+HANDLES_KEY = b"daydream.handles"  # the map of debug handles, in the metadata of a file
 ROW_GROUP = 2**17  # rows written at a time: no large trace is held twice
 LIMITS = ("rank", "step", "start_ns")  # least and most in a row group: steps are found by them
 IN_FILE = {**FIELDS, **MEMORY_FIELDS, ROW: Field("int64", "place of the row in the trace")}
@@ -117,9 +120,6 @@ def to_strings(texts: list[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-Parts = tuple[Columns, Texts, Document, MemoryEvents | None, DebugHandleMap | None]
-
-
 def read_parts(path: StrPath, *, max_unpacked: int | None, steps: str | None) -> tuple[Parts, bool]:
     """Return what a trace is made of, and whether that is of the `steps` (`10:20`, `typical`) alone.
 
@@ -135,7 +135,13 @@ def read_parts(path: StrPath, *, max_unpacked: int | None, steps: str | None) ->
     try:
         with _arrow_in_the_heap(), ParquetFile(path, pre_buffer=False) as file:
             metadata = _metadata(path, file.metadata.metadata)
-            return _read(path, file, metadata, most_unpacked(path, max_unpacked), steps)
+            return _read(
+                path,
+                file,
+                metadata,
+                most_unpacked(path, max_unpacked),
+                steps,
+            )
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -189,6 +195,8 @@ def _read(
             memory = _memory(columns, texts)
         handles = None
         if HANDLES_KEY in about:
+            from daydream.trace.handle_map import DebugHandleMap
+
             handles = DebugHandleMap.from_json(about[HANDLES_KEY])
     if chosen is not None:
         columns = chosen.taken(columns, columns.pop(ROW))

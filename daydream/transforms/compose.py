@@ -18,7 +18,7 @@ from daydream.costs.device.measured import KernelTable, give_table
 from daydream.errors import GraphError, NoMatchError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.memory.prediction import MemoryChange
-from daydream.trace.recorded_time import shared_already
+from daydream.trace.recorded_steps import shared_already
 from daydream.transforms.registry import Optimization, Option, Options, describe, find
 from daydream.transforms.stages import OWN, PARALLEL
 

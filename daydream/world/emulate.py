@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from daydream.costs.devices import Device, find_device
-from daydream.costs.workload.shapes import Argument, Shape
+from daydream.costs.workload.formulas import Argument, Shape
 from daydream.world import Refused
 from daydream.world.emulate_torch import reaching, replace
 

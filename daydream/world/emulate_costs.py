@@ -19,8 +19,8 @@ from daydream.costs.device.measured_tables import measured_ns
 from daydream.costs.device.roofline import OPERATIONS
 from daydream.costs.devices import Device, find_device
 from daydream.costs.operators import bare_name, operator
+from daydream.costs.workload.formulas import Amount
 from daydream.costs.workload.operator import shapes_work
-from daydream.costs.workload.shapes import Amount
 from daydream.trace.schema import ITEM_BYTES
 from daydream.world.emulate import Call
 from daydream.world.emulate_torch import HOPPER

@@ -8,7 +8,7 @@ from graph.small_traces import note, op, trace
 from daydream.collect.derive.compiled_calls import CompiledGraph, attach_compiled, in_order
 from daydream.collect.live import torch_compiler
 from daydream.collect.live.torch_compiler import describe, graph_of
-from daydream.model.graph_breaks import uncompiled_sentences
+from daydream.model.captured import uncompiled_sentences
 from daydream.trace.handle_map import Handle
 
 CALL = "## Call CompiledFxGraph fkey ##"

@@ -10,9 +10,9 @@ import pytest
 from live_models import MODELS, record, train
 
 import daydream
+from daydream.collect.derive.quality import TYPICAL
 from daydream.collect.live import capture
 from daydream.collect.live.capture import held_before
-from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError, TraceError
 from daydream.memory.enclosing import enclosing_rows
 from daydream.memory.lifetimes import paired

@@ -13,8 +13,8 @@ from daydream import simulate
 from daydream.costs import scaled_time, work
 from daydream.costs.operators import rows
 from daydream.costs.operators import rows as operator_rows
+from daydream.costs.workload.formulas import Amount
 from daydream.costs.workload.operator import operator_work
-from daydream.costs.workload.shapes import Amount
 from daydream.errors import NoMatchError
 from daydream.graph.graph import Graph
 from daydream.model.gradients import autograd_node_count, graph_walks, scale_autograd_walks

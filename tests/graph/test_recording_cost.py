@@ -14,7 +14,7 @@ from small_traces import NO_COST, call, kernel, op, row, trace
 
 import daydream
 from daydream import build
-from daydream.collect.recording_cost import TYPICAL
+from daydream.collect.derive.quality import TYPICAL
 from daydream.graph.profiler_overhead import cost_of_recording, overhead_scale, without_profiler
 from daydream.predict.basis import recording_share, timed_steps
 from daydream.report.info import overview

@@ -38,9 +38,8 @@ from daydream.collect.derive.steps import (
 )
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents
-from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, PHASES, UNKNOWN
+from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, PHASES, UNKNOWN, clear_nonsense
 from daydream.trace.trace import Trace
-from daydream.trace.valid import clear_nonsense
 
 
 def memory_of(recording: Recording) -> MemoryEvents | None:

@@ -22,8 +22,7 @@ from daydream.collect.derive.nesting import link_launches
 from daydream.collect.derive.recording import ROUNDING_NS, Recording
 from daydream.lazy import regex
 from daydream.text import counted
-from daydream.trace.schema import DEVICE_KINDS, ITEM_BYTES, UNKNOWN
-from daydream.trace.valid import LARGEST_AMOUNT
+from daydream.trace.schema import DEVICE_KINDS, ITEM_BYTES, LARGEST_AMOUNT, UNKNOWN
 
 # What C++ calls element types, without what the libraries put around a name -> as torch names them.
 WORDS = {

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daydream.arrays import hand_back_freed_memory
 from daydream.collect.derive.build import derive
 from daydream.collect.derive.recording import Recording
 from daydream.collect.importers.formats import FORMATS, Options, format_of, trace_files
 from daydream.errors import TraceError
 from daydream.files.input_files import StrPath
-from daydream.parallel import Engine, engine_of, hand_back_freed_memory, map_on
+from daydream.parallel import Engine, engine_of, map_on
 from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 from daydream.trace.trace import Trace

@@ -17,7 +17,7 @@ from daydream.errors import TraceError
 from daydream.files.input_files import check_regular, most_unpacked
 from daydream.handles.builder import layer_path, operator_name, source_line
 from daydream.trace.handle_map import LONGEST_TEXT, Handle
-from daydream.trace.valid import LARGEST_AMOUNT
+from daydream.trace.schema import LARGEST_AMOUNT
 
 KERNEL = "native_call_"  # stands before the kernel's name
 

@@ -30,8 +30,7 @@ from daydream.handles.builder import layer_path, operator_name, source_line
 from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.handle_map import LONGEST_TEXT, DebugHandleMap, Handle, Identifier
-from daydream.trace.schema import UNKNOWN
-from daydream.trace.valid import LONGEST_NS
+from daydream.trace.schema import LONGEST_NS, UNKNOWN
 
 CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")
 STAGES = ("Method::", "Program::")

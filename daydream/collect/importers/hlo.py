@@ -37,7 +37,7 @@ from daydream.collect.importers.xspace import (
     decode,
 )
 from daydream.lazy import regex
-from daydream.trace.valid import LARGEST_AMOUNT
+from daydream.trace.schema import LARGEST_AMOUNT
 
 WRAPPED = regex(r"^(jvp|transpose|vmap|pmap|remat|checkpoint|rematted_computation|custom_jvp_call|"
                      r"custom_vjp_call|named)\((.*)\)$")  # fmt: skip

@@ -43,8 +43,15 @@ from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.memory_events import MemoryEvents, events_of
-from daydream.trace.schema import DEVICE_KINDS, NO_ID, UNKNOWN, Columns, Document
-from daydream.trace.valid import LARGEST_AMOUNT, is_amount
+from daydream.trace.schema import (
+    DEVICE_KINDS,
+    LARGEST_AMOUNT,
+    NO_ID,
+    UNKNOWN,
+    Columns,
+    Document,
+    is_amount,
+)
 
 
 class Query(NamedTuple):

@@ -16,8 +16,7 @@ import numpy as np
 from daydream.collect.derive.recording import GrowingColumns, Recording, narrow, null_of
 from daydream.errors import TraceError
 from daydream.text import counted
-from daydream.trace.schema import FIELDS, UNKNOWN, Document
-from daydream.trace.valid import is_amount
+from daydream.trace.schema import FIELDS, UNKNOWN, Document, is_amount
 
 LARGEST = 2**62
 NO_TIME = -(2**63)

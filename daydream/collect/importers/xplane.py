@@ -45,8 +45,7 @@ from daydream.collect.importers.xspace import (
 from daydream.errors import TraceError
 from daydream.files.input_files import opened
 from daydream.lazy import regex
-from daydream.trace.schema import UNKNOWN, Document
-from daydream.trace.valid import is_amount
+from daydream.trace.schema import UNKNOWN, Document, is_amount
 
 CALLS_LINE = "Host Threads/"
 MOST = 0.9  # of the calls that lie in their operator's range on a line, for it to be their thread's

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from daydream.arrays import hand_back_freed_memory
+from daydream.collect.derive.quality import TYPICAL
 from daydream.collect.launcher.runner import changed_path
 from daydream.collect.live.capture import Kept, ProfilerWindow
 from daydream.collect.live.run_metadata import is_loader_worker
@@ -35,10 +37,8 @@ from daydream.collect.live.step_hooks import (
 )
 from daydream.collect.live.timed_steps import Alternating, UnprofiledSteps, settle_device
 from daydream.collect.live.torch_private import OwnProfilers
-from daydream.collect.recording_cost import TYPICAL
 from daydream.errors import DaydreamError
 from daydream.files.atomic import refuse_to_replace
-from daydream.parallel import hand_back_freed_memory
 from daydream.text import counted
 from daydream.trace.trace import Trace
 

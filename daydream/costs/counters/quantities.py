@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daydream.collect import load
 from daydream.collect.derive.device_work import dtype_of_kernel
-from daydream.collect.load import load
 from daydream.costs.kernels import TENSOR_KERNEL
 from daydream.costs.workload.counters import entry_of_rows
 from daydream.lazy import regex

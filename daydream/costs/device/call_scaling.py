@@ -25,9 +25,8 @@ import numpy.typing as npt
 from daydream.arrays import distinct, distinct_rows, first_of, lookup, places, run_starts, unique
 from daydream.costs.device.retime import Retimed, retime
 from daydream.costs.devices import device_of
-from daydream.costs.kernel_names import TO_DEVICE, TO_HOST
 from daydream.costs.kernels import floor_ns, recorded_duration_ns, work, work_of_rows
-from daydream.costs.operators import MATRIX_FAMILIES, operator
+from daydream.costs.operators import MATRIX_FAMILIES, TO_DEVICE, TO_HOST, operator
 from daydream.costs.workload.calls import calls_of
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph

@@ -29,7 +29,6 @@ import numpy as np
 from daydream.arrays import take, unique
 from daydream.costs.device.call_scaling import scaled_time
 from daydream.costs.device.retime import Retimed, measured_first, retime
-from daydream.costs.kernel_names import kernels_are, names_fit
 from daydream.costs.kernels import (
     WEIGHT_GRADIENT,
     elements_a_block,
@@ -38,11 +37,11 @@ from daydream.costs.kernels import (
     is_matrix,
     work,
 )
-from daydream.costs.operators import MATRIX_FAMILIES, bare_name, operator
+from daydream.costs.operators import MATRIX_FAMILIES, bare_name, kernels_are, names_fit, operator
 from daydream.costs.resize.growth import SCALAR_BYTES, growth_of, resized_shapes
 from daydream.costs.resize.new_shapes import is_feature, named_tile
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
+from daydream.costs.workload.formulas import Argument, Shape, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection

@@ -25,11 +25,10 @@ import numpy as np
 
 from daydream.arrays import distinct, distinct_rows
 from daydream.costs.devices import device_properties, find_device
-from daydream.costs.kernel_names import names_fit
 from daydream.costs.kernels import TF32_KERNEL, Work
-from daydream.costs.operators import bare_name
+from daydream.costs.operators import bare_name, names_fit
 from daydream.costs.workload.calls import calls_of, forward_rows, of_rows
-from daydream.costs.workload.shapes import Shape, all_tensors, parse_shapes
+from daydream.costs.workload.formulas import Shape, all_tensors, parse_shapes
 from daydream.errors import FileError, GraphError, NotApplicableError
 from daydream.files.input_files import check_regular
 from daydream.graph.calls import enclosing

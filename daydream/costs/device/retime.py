@@ -26,7 +26,6 @@ from daydream.costs.device.measured import (
 )
 from daydream.costs.device.roofline import HALF, Change, Correction, Kernel, device_or_none, time
 from daydream.costs.devices import Device, device_of, find_device
-from daydream.costs.kernel_names import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
 from daydream.costs.kernels import (
     bound,
     counted_tasks,
@@ -36,11 +35,12 @@ from daydream.costs.kernels import (
     units_of,
     work,
 )
+from daydream.costs.operators import MATRIX_CLASSES, STREAMING_CLASSES, kernels_are
 from daydream.errors import GraphError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted as number_of
-from daydream.trace.valid import LONGEST_NS
+from daydream.trace.schema import LONGEST_NS
 
 RULES = ("counters", "shapes", "names")
 NAMED = {"compute": "products", "memory": "element-wise work or the like"}

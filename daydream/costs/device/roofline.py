@@ -25,9 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from daydream.costs.device.measured import recorded_ns
-from daydream.costs.device.measured_tables import measured_ratio
 from daydream.costs.devices import Device, device_of, device_properties, under_load
-from daydream.costs.kernel_names import OVER_LINK, names_fit
 from daydream.costs.kernels import (
     LATENCY_SHARE,
     TF32_KERNEL,
@@ -43,6 +41,7 @@ from daydream.costs.kernels import (
     units_of,
     work,
 )
+from daydream.costs.operators import OVER_LINK, names_fit
 from daydream.costs.workload.calls import calls_of
 from daydream.costs.workload.operator import itemsize
 from daydream.errors import NotApplicableError
@@ -546,6 +545,8 @@ def as_measured(change: Change) -> None:
     """
     if not change.other_device:
         return
+    from daydream.costs.device.measured_tables import measured_ratio
+
     alike = (change.formats == change.new_formats) & is_among(change.formats, ON_MATRIX_UNITS)
     alike &= change.matrix & ~change.resized
     if change.here.tflops != change.there.tflops:

@@ -24,7 +24,7 @@ from daydream.errors import DaydreamError, GraphError, NotApplicableError
 from daydream.graph.graph import Graph
 from daydream.graph.selection import Selection
 from daydream.text import counted
-from daydream.trace.recorded_time import shared_already
+from daydream.trace.recorded_steps import shared_already
 from daydream.trace.trace import Trace
 
 IN_A_NODE = 8  # GPUs, of the machines on which NCCL was measured

@@ -20,7 +20,7 @@ from daydream.arrays import distinct_rows
 from daydream.costs.operators import bare_name
 from daydream.costs.resize.new_shapes import Resize, Resized, as_text, result_size, rows_of_scores
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.shapes import Argument, Shape, parse_shapes
+from daydream.costs.workload.formulas import Argument, Shape, parse_shapes
 from daydream.errors import NotApplicableError
 from daydream.graph.calls import shape_rows
 from daydream.graph.graph import Graph, Resizing

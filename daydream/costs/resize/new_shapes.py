@@ -30,14 +30,14 @@ import numpy as np
 from daydream.arrays import take
 from daydream.costs.operators import bare_name, operator
 from daydream.costs.workload.calls import Calls, calls_of
-from daydream.costs.workload.operator import by_thread, shapes_work
-from daydream.costs.workload.shapes import (
+from daydream.costs.workload.formulas import (
     Amount,
     Argument,
     Shape,
     all_tensors,
     parse_shapes,
 )
+from daydream.costs.workload.operator import by_thread, shapes_work
 from daydream.graph.graph import Graph
 from daydream.lazy import regex
 

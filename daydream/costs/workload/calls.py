@@ -23,10 +23,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from daydream.arrays import distinct_rows, first_of, once, run_starts
-from daydream.costs.kernel_names import MATRIX_CLASSES, kernel_class
-from daydream.costs.operators import MATRIX_FAMILIES, operator
+from daydream.costs.operators import MATRIX_CLASSES, MATRIX_FAMILIES, kernel_class, operator
+from daydream.costs.workload.formulas import Amount, Shape
 from daydream.costs.workload.operator import hints_of, itemsize, operator_work
-from daydream.costs.workload.shapes import Amount, Shape
 from daydream.graph.calls import enclosing
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN

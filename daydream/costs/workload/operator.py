@@ -22,8 +22,7 @@ import numpy as np
 
 from daydream.costs.operators import operator
 from daydream.costs.workload import formulas
-from daydream.costs.workload.formulas import Call
-from daydream.costs.workload.shapes import Amount, Argument, Shape, parse_shapes
+from daydream.costs.workload.formulas import Amount, Argument, Call, Shape, parse_shapes
 from daydream.trace.schema import ITEM_BYTES, UNKNOWN
 from daydream.trace.trace import Trace
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from daydream.costs.kernel_names import family
+from daydream.costs.operators import family
 from daydream.predict.basis import ESTIMATED
 from daydream.predict.compare import SAME, Change
 from daydream.report.blocks import (
@@ -33,7 +33,7 @@ from daydream.report.blocks import (
 from daydream.report.views.breakdown import breakdown, columns, moved_bound
 from daydream.text import counted
 from daydream.text import listed as some_of
-from daydream.trace.recorded_time import made_up
+from daydream.trace.recorded_steps import made_up
 
 if TYPE_CHECKING:
     from daydream.predict.compare import Difference, Series, Side
@@ -119,9 +119,11 @@ def _answer(found: Difference) -> Iterator[Block]:
         said = f"predicted unknown, {measured}; no prediction to judge"
         yield Headline(f"{one.prediction}: {said}")
         return
-    came = f"{'' if found.overlap else 'not '}as predicted"
+    came = "within" if found.overlap else "outside"
     error = percent(found.error, signed=True)
-    said = f"predicted {time_text(one.simulated_ns)}, {measured}; {came}, error {error}"
+    said = (
+        f"predicted {time_text(one.simulated_ns)}, {measured}; {came} its interval, error {error}"
+    )
     yield Headline(f"{one.prediction}: {said}")
     start = found.started_from_ns
     if start is not None:

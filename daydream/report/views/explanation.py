@@ -6,9 +6,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from daydream.costs.counters.quantities import QUANTITIES, counters_table
+from daydream.predict.basis import UNMOVED
 from daydream.predict.explain import NOT_RECORDED
 from daydream.predict.memory import MemoryAnswer
-from daydream.predict.notes import UNMOVED
 from daydream.report.blocks import (
     Block,
     Column,
@@ -34,7 +34,7 @@ from daydream.report.views.memory import verdict as memory_verdict
 from daydream.report.views.step import about_steps, code_of, replayed_figure
 from daydream.simulate.critical_path import ON_CPU, Bound, PathCause
 from daydream.text import bytes_text, counted
-from daydream.trace.recorded_time import made_up, whole_recording
+from daydream.trace.recorded_steps import made_up, whole_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

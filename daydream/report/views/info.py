@@ -25,7 +25,7 @@ from daydream.report.blocks import (
 )
 from daydream.report.views.explanation import counted_sentences
 from daydream.text import bytes_text, counted
-from daydream.trace.recorded_time import whole_recording
+from daydream.trace.recorded_steps import whole_recording
 
 if TYPE_CHECKING:
     from daydream.report.info import Info

@@ -18,7 +18,7 @@ from daydream.report.blocks import (
     percent,
 )
 from daydream.text import bytes_text, capacity_text, counted, listed, memory_unit
-from daydream.trace.recorded_time import MADE_UP
+from daydream.trace.recorded_steps import MADE_UP
 
 if TYPE_CHECKING:
     from daydream.memory.prediction import MemoryPrediction

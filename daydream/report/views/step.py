@@ -9,9 +9,8 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from daydream.errors import DaydreamError
-from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED
+from daydream.predict.basis import ESTIMATED, RECORDED, UNPROFILED, why_unmoved
 from daydream.predict.interval import WORDS
-from daydream.predict.notes import why_unmoved
 from daydream.report.blocks import (
     Block,
     Code,
@@ -40,7 +39,7 @@ from daydream.report.blocks import (
 from daydream.report.views.breakdown import breakdown, cause_table, moved_bound
 from daydream.report.views.memory import about_memory, memory_line, memory_notes, recording_notes
 from daydream.text import counted
-from daydream.trace.recorded_time import made_up, whole_recording
+from daydream.trace.recorded_steps import made_up, whole_recording
 from daydream.transforms import stages
 
 if TYPE_CHECKING:

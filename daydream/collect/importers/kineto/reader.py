@@ -73,8 +73,7 @@ from daydream.files.input_files import StrPath
 from daydream.lazy import regex
 from daydream.text import counted
 from daydream.trace.memory_events import HOST, MemoryEvents, events_of
-from daydream.trace.schema import NO_ID, UNKNOWN, Columns, Document
-from daydream.trace.valid import is_amount
+from daydream.trace.schema import NO_ID, UNKNOWN, Columns, Document, is_amount
 
 ANNOTATIONS = (
     "ProfilerStep#",
