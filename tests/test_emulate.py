@@ -38,6 +38,13 @@ def product(m: int, k: int, n: int, kind: str = "bfloat16", nbytes: int = 1) -> 
     return emulate.Call("aten::mm", [(m, k), (k, n)], [kind] * 2, [(m, n)], nbytes=nbytes, number_format=kind)
 
 
+def observed(gpu: Any, function: Any) -> list[Any]:
+    gpu.calls, gpu.memory = [], []
+    with torch.profiler.profile():
+        function()
+    return gpu.calls
+
+
 def of_name(calls: list[Any], name: str) -> list[Any]:
     return [call for call in calls if call.name == f"aten::{name}"]
 
@@ -46,7 +53,7 @@ def test_a_layer_is_noted_with_its_products_and_its_memory(gpu: Any) -> None:
     layer = torch.nn.Linear(1024, 4096).to("cuda")
     x = torch.randn(256, 1024, device="cuda")
     before = gpu.held_bytes
-    calls = emulate.observed(gpu, lambda: layer(x).sum().backward())
+    calls = observed(gpu, lambda: layer(x).sum().backward())
     assert str(layer.weight.device) == "cuda:0"
 
     assert before == emulate.WORKSPACE + 4 * (1024 * 4096 + 4096 + 256 * 1024)
@@ -65,7 +72,7 @@ def test_autocast_and_attention_are_those_of_cuda(gpu: Any) -> None:
             heads = (x @ x).softmax(-1).bfloat16()
             torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
-    calls = emulate.observed(gpu, step)
+    calls = observed(gpu, step)
 
     assert of_name(calls, "bmm")[0].dtypes == ["bfloat16", "bfloat16"]
     assert of_name(calls, "_to_copy")[-1].dtypes == ["float32"]  # of the softmax; the CPU's list has 16 bits
@@ -78,7 +85,7 @@ def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it(gpu: Any) -> None:
             torch.nn.functional.cross_entropy(scores.bfloat16(), targets)
 
     scores, targets = torch.randn(8, 16, device="cuda"), torch.randint(16, (8,), device="cuda")
-    calls = emulate.observed(gpu, step)
+    calls = observed(gpu, step)
     assert of_name(calls, "_to_copy")[-1].dtypes == ["bfloat16"]  # logarithms; on an H200, too
     assert of_name(calls, "nll_loss_forward")[0].dtypes[0] == "float32"
 
@@ -104,7 +111,7 @@ def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal(gpu: Any
     def step(causal: bool) -> int:
         q = torch.randn(1, 2, 1024, 64, device="cuda", dtype=torch.bfloat16)
         attend = torch.nn.functional.scaled_dot_product_attention
-        calls = emulate.observed(gpu, lambda: attend(q, q, q, is_causal=causal))
+        calls = observed(gpu, lambda: attend(q, q, q, is_causal=causal))
         [call] = of_name(calls, "_scaled_dot_product_cudnn_attention")
         return costs.work(call)[0]
 
@@ -195,7 +202,7 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(gpu: Any) -> None:
 
     layer = torch.nn.LSTM(64, 128, num_layers=2, batch_first=True).to("cuda")
     x = torch.randn(8, 10, 64, device="cuda")
-    calls = emulate.observed(gpu, step)
+    calls = observed(gpu, step)
     [forward], [backward] = of_name(calls, "_cudnn_rnn"), of_name(calls, "_cudnn_rnn_backward")
     gates_and_cells = 2 * 5 * 128
     between = 128
@@ -220,7 +227,7 @@ def test_packed_sequences_are_as_long_as_they_are(gpu: Any) -> None:
 
 def test_copies_are_read_once_and_written_once(gpu: Any) -> None:
     x, y = torch.randn(2, 256, 4, device="cuda")
-    [copied, filled] = emulate.observed(gpu, lambda: x.copy_(y).fill_(1))
+    [copied, filled] = observed(gpu, lambda: x.copy_(y).fill_(1))
     assert (copied.nbytes, filled.nbytes) == (2 * 4096, 4096)
 
 

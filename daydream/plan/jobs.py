@@ -151,8 +151,10 @@ def recorded_model(graph: Graph, of: Strategy | None = None) -> Recorded:
     on_gpu = held["device"] == 0
     lasting = held["bytes"][held.lasting & ~held.where(kind="workspace") & on_gpu].sum()
     reported = sum(one.get("state_bytes") or 0 for one in trace.metadata.get("optimizers", []))
-    states = max(reported, int(lasting) - nbytes)
     mine = on_gpu & (held["step"] == step)
+    left = mine & held.where(kind="gradient") & ~held.where(end_phase=PASSES[1])
+    own = max(nbytes - int(held["bytes"][left].sum()), 0)  # gradients that are not of each step
+    states = max(reported, int(lasting) - nbytes - own)
     saved = np.flatnonzero(held.where(kind="activation", phase=PASSES[0]) & mine)
     saved = saved[np.argsort(held["begin"][saved], kind="stable")]
     layers = np.array(held.texts("layer"))[saved]
@@ -175,13 +177,12 @@ def recorded_model(graph: Graph, of: Strategy | None = None) -> Recorded:
 
 def _times(graph: Graph, parts: Parts, of: Strategy) -> tuple[float, int]:
     """Add what blocks take and exchange in all steps; return what an update takes, ns, and the number of steps."""
-    groups = [
-        (one["name"], (len(one["ranks"]), axis))
+    axis_of = {
+        one["name"]: (len(one["ranks"]), axis)  # what its name says, last
         for one in graph.recorded.metadata.get("groups", ())
         for axis in sorted(GROUPS, key=lambda axis: axis in str(one.get("description")))
         if getattr(of, axis) == len(one["ranks"]) > 1
-    ]
-    axis_of = dict(groups)  # what its name says, last
+    }
     steps = np.flatnonzero(covered_steps(graph)).tolist()
     tasks = graph.select(step=steps)
     tasks = tasks[~graph.in_background[tasks.ids]]
@@ -235,7 +236,7 @@ class Emulated(Job):
         words = [*self.words]
         variables: dict[str, str] = {}
         for axis, how in self.takes.items():
-            value = str({**values, "layers": FEW, "": ""}[axis])
+            value = str(values.get(axis, FEW))
             if not axis:
                 words += map(str, self.function(how)(**values))
             elif how.startswith("-"):
@@ -259,8 +260,11 @@ class Emulated(Job):
         """Emulate each shape; none with more samples where those with fewer do not fit."""
         large = set[Any]()
         for samples in sorted({each.micro_batch for each in strategies}):
-            some = [each for each in strategies if each.micro_batch == samples]
-            some = [each for each in some if each.shape[:-1] not in large]
+            some = [
+                each
+                for each in strategies
+                if each.micro_batch == samples and each.shape[:-1] not in large
+            ]
             shapes = sorted({each.shape for each in some} - {*self.models})
             stages = map_on(engine, tried, self.emulate, shapes, batch=1, progress=say)
             models = [getattr(stage, "model", stage) for stage in stages]
@@ -329,9 +333,14 @@ def of_script(
     by_axis = dict(one.partition("=")[::2] if "=" in one else ("", one) for one in takes)
     if unknown := by_axis.keys() - {*AXES, "layers", ""}:
         raise DaydreamError(f"--set {min(unknown)}: axes are {', '.join(AXES)}")
-    given = dict(pairwise(words))
+    each = [part for word in words for part in word.split("=", 1)]
+    given = {**os.environ, **dict(pairwise(each))}
     set_ = {axis: int(given[how]) for axis, how in by_axis.items() if given.get(how, "").isdigit()}
     layers = set_.pop("layers", 0)
+    if not layers and (how := by_axis.get("layers")):
+        raise DaydreamError(
+            f"{how} is not given: put it and the number of layers behind {words[0]}"
+        )
     own = Strategy(**{"overlap": True, **set_})  # type: ignore[arg-type]
     found = Emulated(
         {}, machines, device.pcie, EMULATION_ERROR, 0, device.memory * 10**9, {}, own, [],

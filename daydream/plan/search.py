@@ -318,10 +318,9 @@ def plan(
     too_large = len(sizes) - len(fits)
     dominated = len(fits) - len(wanted)
     seen = Seen(len(every), dict(impossible + refused), too_large, dominated, len(known))
-    own = tried(job.predict)(job.own) if job.own else None
-    if isinstance(own, str):
-        notes.append(f"Your own settings ({job.own}) cannot be predicted: {own}")
-        own = None
+    mine, lacking = answers(job.predict, [job.own] if job.own else [])
+    notes += [f"Your own settings ({job.own}) cannot be predicted: {why}" for why in lacking]
+    own = next(iter(mine.values()), None)
     front: list[tuple[int, ...]] = []  # than which no other is lower or equal in everything
     for point in sorted({each.point for each in candidates}):
         if not any(all(map(int.__le__, one, point)) for one in front):

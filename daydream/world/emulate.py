@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -74,7 +74,7 @@ class Emulation(TorchDispatchMode):
 
     Attributes:
         device: the emulated GPU.
-        calls: operators since noting began, in their order.
+        calls: operators that ran while a profiler recorded, in their order.
         memory: allocations and frees as (number of the next call, bytes, key of the storage).
         held_bytes: allocated now; `peak_bytes` at most, since `forget_peak`.
         compiled: whether the script compiles its model, which runs as it is.
@@ -93,7 +93,6 @@ class Emulation(TorchDispatchMode):
         self.left_out: dict[str, None] = {}
         # Numbers that the program filled tensors with.
         self.known: dict[int, bool | int | float] = {}
-        self.observed = False
         self.crossing = ""  # the way that a tensor is being copied
         self.inside = False  # in an operator: torch's own code asks for devices, and gets the CPU
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -109,8 +108,8 @@ class Emulation(TorchDispatchMode):
 
     @property
     def observes(self) -> bool:
-        """Whether calls are noted: while `observed` runs, and while a profiler records."""
-        return self.observed or torch.autograd.profiler._is_profiler_enabled
+        """Whether calls are noted: while a profiler records."""
+        return bool(torch.autograd.profiler._is_profiler_enabled)
 
     def on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is of the emulated GPU."""
@@ -238,8 +237,7 @@ class Emulation(TorchDispatchMode):
     def _running(self, target: bool) -> Iterator[None]:  # noqa: FBT001
         """Keep torch's own code out of a recording, and the device from it; with a range around a call."""
         name = RANGE.format(len(self.calls))
-        noted = target and torch.autograd.profiler._is_profiler_enabled
-        with torch.profiler.record_function(name) if noted else nullcontext():
+        with torch.profiler.record_function(name) if target and self.observes else nullcontext():
             self.inside = True
             _enable_record_function(False)
             try:
@@ -373,21 +371,12 @@ def emulated(device: str) -> Iterator[Emulation]:
         with emulated("h100") as gpu:
             block = Block().to("cuda")
             x = torch.randn(8, 1024, device="cuda")
-            calls = observed(gpu, lambda: block(x).sum().backward())
+            with torch.profiler.profile():
+                block(x).sum().backward()
+            print(gpu.calls)
     """
     gpu = Emulation(find_device(device))
     with ExitStack() as stack:
         replace(gpu, stack)
         with gpu.fake, gpu:
             yield gpu
-
-
-def observed(gpu: Emulation, function: Callable[[], Any]) -> list[Call]:
-    """Return what a function runs on the emulated GPU."""
-    gpu.calls, gpu.memory = [], []
-    gpu.observed = True
-    try:
-        function()
-    finally:
-        gpu.observed = False
-    return gpu.calls

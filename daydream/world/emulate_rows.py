@@ -21,7 +21,7 @@ from daydream.trace.memory_events import MemoryEvents
 from daydream.trace.schema import FIELDS
 from daydream.world import explain_errors, write
 from daydream.world.cpu import CPU_NS
-from daydream.world.emulate import Call, Emulation, emulated
+from daydream.world.emulate import Emulation, emulated
 from daydream.world.emulate_costs import kernels_of
 
 CALL = regex(r"^emulated \d+$")
@@ -76,7 +76,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, A
         if operates:
             around.append(row)
         if called[row]:
-            number = int(str(names[row]).rpartition(" ")[2])
+            number = int(str(names[row]).split()[1])
             inner, *outer = around[-1:-3:-1] or [-1]
             if inner >= 0 and names[inner] == MODE:
                 if outer and names[outer[0]] == gpu.calls[number].name:
@@ -84,7 +84,12 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, A
                 else:  # an operator without a range of its own
                     clock.now += clock.cpu["operator"]
             if inner >= 0:
-                written[inner] = _named(gpu.calls[number])
+                call = gpu.calls[number]
+                written[inner] = {
+                    "name": call.name,
+                    "shapes": json.dumps(call.arguments),
+                    "dtype": next(iter(call.dtypes), None),
+                }
             clock.call(number)
         elif names[row] != MODE:
             clock.now += clock.cpu.get(kinds[row] or "", 0)
@@ -93,8 +98,10 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, A
     recording.columns["duration_ns"] = new[count:] - new[:count]
     _make_room(recording, len(clock.rows))
     write(recording, {**written, **dict(enumerate(clock.rows, count))})
-    called = np.append(called, np.zeros(len(clock.rows), bool))
-    _keep(recording, ~called & ~recording.whose_name(lambda name: name == MODE))
+    _keep(
+        recording,
+        ~np.pad(called, (0, len(clock.rows))) & ~recording.whose_name(lambda name: name == MODE),
+    )
     vars(recording).pop("threads", None)
     recording.memory = clock.memory()
     _tell(recording, gpu, cpu, clock.measured_ns / max(clock.busy_ns, 1))
@@ -116,12 +123,6 @@ def _make_room(recording: Any, count: int) -> None:
         null = FIELDS[name].null
         behind = np.full(count, null, np.min_scalar_type(null))
         recording.columns[name] = np.concatenate([column, behind])
-
-
-def _named(call: Call) -> dict[str, Any]:
-    """Return name, sizes and type of a call, by column."""
-    shapes = json.dumps(call.arguments)
-    return {"name": call.name, "shapes": shapes, "dtype": next(iter(call.dtypes), None)}
 
 
 def _tell(recording: Any, gpu: Emulation, cpu: dict[str, Any], measured: float) -> None:

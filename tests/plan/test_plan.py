@@ -16,6 +16,7 @@ from shared import view_text
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
 from daydream.errors import DaydreamError, GraphError, NotApplicableError
+from daydream.memory.lifetimes import allocations
 from daydream.plan import jobs
 from daydream.plan.jobs import of_script, of_trace, recorded_model
 from daydream.plan.search import (
@@ -248,6 +249,19 @@ def test_a_plan_and_a_what_if_agree_on_memory(recorded):
     assert found.peak_bytes == pytest.approx(43_118_592 * (4 + 4 + 8 + model.update_bytes), rel=1e-4)
 
 
+def test_gradients_that_a_script_keeps_itself_count_once(recorded, monkeypatch):
+    def kept(trace):
+        held = allocations(trace)
+        held.remove(held.where(kind="gradient"))
+        held.add_before(0, 0, [("unknown", 43_118_592 * 4, -1)])
+        return held
+
+    monkeypatch.setattr(jobs, "allocations", kept)
+    model = recorded_model(recorded.graph).model
+    assert (model.parameter_bytes, model.gradient_bytes) == (4, 4)
+    assert model.optimizer_bytes == pytest.approx(8, rel=1e-4)
+
+
 def test_what_a_gpu_needs_is_more_than_its_tensors():
     assert needed_bytes(100 * GIB) == 107 * GIB + 600 * 2**20
 
@@ -326,6 +340,7 @@ sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerro
     for takes, cluster, said in (
         (["pt=--tp"], "dgx-h100", "--set pt: axes are dp, fsdp"),
         (["settings"], "dgx-h100", "has no function settings"),
+        (["layers=--layers"], "dgx-h100", "^--layers is not given: put it and the number"),
         ([], "pcie3x", "unknown cluster"),
         ([], "dgx-h100", "^RuntimeError: no data here$"),  # not what `collect` says after it
         (["tp=--tp"], "dgx-h100", "^unrecognized arguments: --tp 1$"),
@@ -347,6 +362,9 @@ shutil.copy({str(H200)!r}, sys.argv[4])
     monkeypatch.setattr(jobs, "COLLECT", ["collect.py"])
     job = of_script(["train.py"], [], "dgx-h100", None, (8, 64))
     assert job.own == Strategy(dp=8, micro_batch=8, overlap=True)  # 64 samples, 8 at once
+    monkeypatch.setenv("DEPTH", "5")
+    for word, how, layers in (("--layers=4", "layers=--layers", 4), ("", "layers=DEPTH", 5)):
+        assert of_script(["train.py", word], [how], "dgx-h100", None, (8, 64)).layers == layers
     assert of_script(["train.py"], [], "dgx-h100", None, (16, 0)).own.batch == 128  # as many for each
 
 
