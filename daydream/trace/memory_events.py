@@ -162,7 +162,7 @@ def with_lost_allocations(events: MemoryEvents) -> tuple[MemoryEvents, int]:
         address=address, bytes=nbytes, allocated_bytes=unknown, reserved_bytes=unknown
     )
     order = np.argsort(np.append(np.arange(len(events)), at - 0.5), kind="stable")
-    return MemoryEvents.join([events, lost]).take(order), int((nbytes > 0).sum())
+    return MemoryEvents.join([events, lost]).take(order), len(at)
 
 
 TOTALS = ("allocated_bytes", "reserved_bytes")
