@@ -142,6 +142,24 @@ def last_before(
     return found[len(group) :]
 
 
+def innermost(
+    group: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    around: np.ndarray,
+    at_group: np.ndarray,
+    at_start: np.ndarray,
+) -> np.ndarray:
+    """Return which range of its group is the innermost around each asked start, -1 where none is: int64.
+
+    Ranges are in order of group and start, outer first; `around` is the range that each lies in, -1 for none.
+    """
+    found = last_before(group, start, at_group, at_start)
+    while (over := (found >= 0) & (end[found] <= at_start) & (start[found] < at_start)).any():
+        found[over] = around[found[over]]
+    return found
+
+
 def turns(numbers: np.ndarray) -> np.ndarray:
     """Return how often the number at each place came before."""
     order = np.argsort(numbers, kind="stable")

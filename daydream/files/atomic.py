@@ -133,10 +133,6 @@ def write_whole(
     the file that it leads to. Raises `OutputError` if the file exists and `force` is not given, if
     something else than a file has the name, or if it cannot be written.
     """
-    from daydream.files.atomic import (
-        own_folder,  # its imports cost more than those who only read should pay
-    )
-
     target = Path(path)
     refuse_to_replace(target, force=force)
     place = Path(os.path.realpath(target))
@@ -162,8 +158,6 @@ def refuse_to_replace(target: Path, *, force: bool) -> None:
     if not target.is_file():
         raise OutputError(f"cannot write {target}: it is not a regular file. Choose another name.")
     if not force:
-        from daydream.files.atomic import remove_abandoned
-
         place = Path(os.path.realpath(target))
         remove_abandoned(
             place.name, place.parent
@@ -173,8 +167,6 @@ def refuse_to_replace(target: Path, *, force: bool) -> None:
 
 def try_folder_of(target: Path) -> None:
     """Raise `OutputError` now if no file could be made in this file's folder later on."""
-    from daydream.files.atomic import own_folder
-
     place = Path(os.path.realpath(target))
     try:
         with own_folder(place.name, place.parent):

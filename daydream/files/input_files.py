@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 from daydream.errors import FileError, TraceError
 
@@ -93,17 +93,10 @@ def most_unpacked(path: StrPath, asked: int | None) -> int:
     return min(LARGEST_BYTES, max(ALWAYS_BYTES, MOST_TIMES * Path(path).stat().st_size))
 
 
-class Readable(Protocol):
-    """What bytes can be read from."""
-
-    def read(self, size: int = ..., /) -> bytes:
-        """Return up to so many bytes."""
-
-
 class Counted:
     """A file that is unpacked as it is read. Raises `TraceError` when it gives more than `most` bytes."""
 
-    def __init__(self, file: Readable, path: StrPath, most: int) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, path: StrPath, most: int) -> None:
         self._file = file
         self._path = path
         self._most = most

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import msgspec
 
 from daydream.errors import DaydreamError, TraceError
-from daydream.files.input_files import Counted, Readable, most_unpacked, reading
+from daydream.files.input_files import Counted, most_unpacked, reading
 from daydream.lazy import regex
 from daydream.memory import pickles
 from daydream.memory.allocator import Usage, usage
@@ -109,7 +109,7 @@ def _content(path: Path, max_unpacked: int | None) -> bytes:
             return raw.read()
         with gzip.GzipFile(fileobj=raw) as unpacked:
             return Counted(
-                cast("Readable", unpacked), path, most_unpacked(path, max_unpacked)
+                cast("IO[bytes]", unpacked), path, most_unpacked(path, max_unpacked)
             ).read()
 
 

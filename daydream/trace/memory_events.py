@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from daydream.arrays import unique
 from daydream.errors import TraceError
 from daydream.text import counted
 from daydream.trace.schema import LARGEST_AMOUNT, LARGEST_SUM, LONGEST_NS, NO_ID, UNKNOWN, Columns
@@ -95,16 +96,6 @@ class MemoryEvents:
         """Return the events of several tables, one after the other."""
         return cls({name: np.concatenate([part[name] for part in parts]) for name in COLUMNS})
 
-    def of_file(self) -> Columns:
-        """Return the columns that a trace file has of them."""
-        columns = {IN_A_FILE.get(name, name): column for name, column in self.columns.items()}
-        absent = {name: null for name, (_, _, null) in COLUMNS.items() if name not in IN_A_FILE}
-        return {
-            name: column
-            for name, column in columns.items()
-            if name not in absent or (column != absent[name]).any()
-        }
-
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """Return the bytes by address of what the metadata says was held before, in order of the segments."""
@@ -116,6 +107,61 @@ def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
                 found[address] = int(size)
             address += int(size)
     return found
+
+
+MOST_TRIED = 10**7
+
+
+def with_lost_allocations(events: MemoryEvents) -> tuple[MemoryEvents, int]:
+    """Return the events with allocations on GPUs that were not recorded, and how many these are.
+
+    A total that rises by more than its event allocates shows one. Its address is that of a later free of as
+    much (or of several that make it up) that no event allocated; without one it is what the total stays up by.
+    """
+    added = []  # before which event, at which address, how many bytes
+    for device in unique(events["device"][events["device"] >= 0]).tolist():
+        own = np.flatnonzero(events["device"] == device)
+        totals = events["allocated_bytes"][own]
+        more = totals - np.cumsum(events["bytes"][own])  # than the events add up to
+        rises = np.diff(more)
+        stays = np.minimum.accumulate(more[::-1])[::-1][1:] - more[:-1]
+        if (totals < 0).any() or not rises.any():
+            continue
+        last: dict[
+            int, tuple[int, bool]
+        ] = {}  # by address: the event there, and whether it allocates
+        unseen = []  # frees: bytes, event, the one before at the address, address
+        for event, address, nbytes in zip(
+            own.tolist(),
+            *(events[name][own].tolist() for name in ("address", "bytes")),
+            strict=True,
+        ):
+            before, held = last.get(address, (-1, False))
+            if nbytes < 0 and not held:
+                unseen.append((-nbytes, event, before, address))
+            last[address] = event, nbytes > 0
+        unseen.sort(key=lambda free: (-free[0], free[1]))
+        if (rises > 0).sum() * len(unseen) > MOST_TRIED:
+            continue
+        for event, rise, stay in zip(own[1:].tolist(), rises.tolist(), stays.tolist(), strict=True):
+            rest = rise
+            taken = []
+            for free in unseen:
+                if free[0] <= rest and free[2] < event <= free[1]:
+                    rest -= free[0]
+                    taken.append(free)
+            if rise > 0 and not rest:
+                unseen = [free for free in unseen if free not in taken]
+                added += [(event, address, nbytes) for nbytes, _, _, address in taken]
+            elif min(rise, stay) > 0:
+                added.append((event, UNKNOWN, min(rise, stay)))
+    at, address, nbytes = np.array(added, np.int64).reshape(-1, 3).T
+    unknown = np.full(len(at), UNKNOWN)
+    lost = events.take(at).changed(
+        address=address, bytes=nbytes, allocated_bytes=unknown, reserved_bytes=unknown
+    )
+    order = np.argsort(np.append(np.arange(len(events)), at - 0.5), kind="stable")
+    return MemoryEvents.join([events, lost]).take(order), len(at)
 
 
 TOTALS = ("allocated_bytes", "reserved_bytes")

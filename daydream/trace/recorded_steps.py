@@ -132,13 +132,6 @@ OF_MEMORY = ("held_before", "memory_from")
 ALWAYS = np.iinfo(np.int64)
 
 
-class Window(NamedTuple):
-    """When the steps of a rank that are kept run, in ns: from `start_ns` to before `end_ns`."""
-
-    start_ns: int
-    end_ns: int
-
-
 class StepRange(NamedTuple):
     """Steps of each rank from `first` to before `end` (None: all that follow), counted from 0."""
 
@@ -171,20 +164,21 @@ class Chosen(NamedTuple):
 
     Attributes:
         numbers: of the steps that are kept, those before a range too; int64, ascending.
-        windows: when they run, by rank; ranks without any step are not there.
+        windows: when they run, by rank, from the first ns to before the second; ranks without any step are
+            not there.
         metadata: of the trace that they are.
     """
 
     numbers: np.ndarray
-    windows: dict[int, Window]
+    windows: dict[int, tuple[int, int]]
     metadata: dict[str, Any]
 
     def rows(self, step: np.ndarray, rank: np.ndarray, start_ns: np.ndarray) -> np.ndarray:
         """Return which rows are kept: bool, shape (rows,), as the columns of the trace that are given."""
         kept = np.isin(step, self.numbers)
         nowhere = step == UNKNOWN
-        for number, window in self.windows.items():
-            during = (start_ns >= window.start_ns) & (start_ns < window.end_ns)
+        for number, (begin, end) in self.windows.items():
+            during = (begin <= start_ns) & (start_ns < end)
             kept |= nowhere & (np.maximum(rank, 0) == number) & during
         return kept
 
@@ -234,10 +228,10 @@ class Chosen(NamedTuple):
         rank = (
             np.maximum(columns["rank"], 0) if "rank" in columns else np.zeros(len(start), np.int64)
         )
-        for number, window in self.windows.items():
-            if window.end_ns == ALWAYS.max:
+        for number, (_, end) in self.windows.items():
+            if end == ALWAYS.max:
                 continue
-            left = window.end_ns - 1 - start
+            left = end - 1 - start
             beyond = around & (rank == number) & (duration > left) & (left > 0)
             duration[beyond] = left[beyond]
         return duration
@@ -265,7 +259,7 @@ def chosen_steps(
     by_rank = steps_by_rank(every)
     numbers: list[int] = []
     before: list[int] = []
-    windows: dict[int, Window] = {}
+    windows: dict[int, tuple[int, int]] = {}
     for rank, mine in by_rank.items():
         inside = mine[wanted.first : wanted.end]
         if not inside:
@@ -275,7 +269,7 @@ def chosen_steps(
         kept = [*lead, *inside]
         begin = int(every[kept[0]]["start_ns"]) if kept[0] != mine[0] else ALWAYS.min
         end = max(int(every[number]["end_ns"]) for number in kept) + 1
-        windows[rank] = Window(begin, end if kept[-1] != mine[-1] else ALWAYS.max)
+        windows[rank] = begin, end if kept[-1] != mine[-1] else ALWAYS.max
         numbers += kept
         before += lead
     if not numbers:

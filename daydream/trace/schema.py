@@ -284,7 +284,6 @@ def is_launch(text: str) -> bool:
     return math.prod(map(int, text.split(","))) <= LARGEST_AMOUNT
 
 
-PORTION = 1 << 16  # rows looked at together: no large trace is held twice
 OF_TEXT: dict[str, Callable[[str], bool]] = {
     "shapes": is_shapes,
     "grid": is_launch,
@@ -347,21 +346,8 @@ def _check_parents(trace: Trace) -> None:
     parent = trace["parent"]
     _refuse("parent", parent, UNKNOWN, len(trace) - 1, "a row of the trace")
     host = trace.is_kind(*HOST_KINDS)
-    parts = [_parents_of(trace, host, begin) for begin in range(0, max(len(trace), 1), PORTION)]
-    wrong, together = (np.concatenate(found) for found in zip(*parts, strict=True))
-    if (parent[together] >= together).any():
-        wrong = np.append(wrong, _in_circles(together, parent[together], len(trace)))
-    if len(wrong):
-        row = int(wrong.min())
-        raise TraceError(
-            f"row {row} has the parent {int(parent[row])}; one around it, on its thread, was needed"
-        )
-
-
-def _parents_of(trace: Trace, host: np.ndarray, begin: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of a portion with a wrong parent, and those that begin and end with it."""
-    rows = begin + np.flatnonzero(trace["parent"][begin : begin + PORTION] >= 0)
-    around = trace["parent"][rows]
+    rows = np.flatnonzero(parent >= 0)
+    around = parent[rows]
     inner = host[rows]
     wrong = ~host[around]
     for name in ("rank", "pid", "tid"):
@@ -377,7 +363,15 @@ def _parents_of(trace: Trace, host: np.ndarray, begin: int) -> tuple[np.ndarray,
     earlier = start[around] - start[rows]
     later = earlier + duration[around] - duration[rows]
     wrong |= inner & ((earlier > 0) | (later < 0))
-    return rows[wrong], rows[inner & ~wrong & (earlier == 0) & (later == 0)]
+    together = rows[inner & ~wrong & (earlier == 0) & (later == 0)]
+    wrong = rows[wrong]
+    if (parent[together] >= together).any():
+        wrong = np.append(wrong, _in_circles(together, parent[together], len(trace)))
+    if len(wrong):
+        row = int(wrong.min())
+        raise TraceError(
+            f"row {row} has the parent {int(parent[row])}; one around it, on its thread, was needed"
+        )
 
 
 def _in_circles(rows: np.ndarray, around: np.ndarray, size: int) -> np.ndarray:

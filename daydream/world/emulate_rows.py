@@ -114,7 +114,7 @@ def emulate(recording: Any, markers: list[Any], gpu: Emulation, cpu: dict[str, A
 
 
 def _keep(recording: Any, kept: np.ndarray) -> None:
-    recording.columns = {name: column[kept] for name, column in recording.columns.items()}
+    recording.keep(kept)
 
 
 def _make_room(recording: Any, count: int) -> None:

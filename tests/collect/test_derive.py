@@ -302,3 +302,36 @@ def test_the_shared_overflowing_kernels_replay():
     replay = shared_replay("cases/symptoms/tracelens_669_kernel_dur_overflows_next.json")
     assert [step.measured_ns for step in replay.recording.steps] == [1_000_000] * 3
     assert replay.max_error < 1e-6
+
+
+# -- what contradicts itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [-5000, -100, 100, 5000])
+def test_the_device_has_the_clock_of_the_calls(imported, off):
+    trace = imported(f"""
+        op aten::mm 6000 16000
+        launch first 6010 {6020 + off} {6040 + off}
+        launch last 9000 {9010 + off} {9030 + off}
+        call cudaDeviceSynchronize 9010 9035
+    """)
+    first, last = trace["start_ns"][trace.is_kind("kernel")]
+    calls = trace["start_ns"][trace.is_kind("runtime")]
+    assert (last - first, 0 <= first - calls[0] <= 15_000) == (2_990_000, True)
+    assert any(note.startswith("The device's clock was") for note in trace.metadata["notes"])
+
+
+def test_what_was_recorded_twice_counts_once(imported):
+    work = [row for row in training() if row.get("correlation", -1) >= 0]
+    again = imported(*training(), *work)
+    assert len(again) == len(imported(*training()))
+    assert f"Rows that were recorded twice and are left out: {len(work)}." in again.metadata["notes"]
+
+
+@pytest.mark.parametrize("times", [1000, 1e-4])
+def test_no_step_is_judged_by_times_in_another_unit(imported, times):
+    work = [
+        row | {"duration_ns": int(row["duration_ns"] * times)} if row.get("kind") == "kernel" else row
+        for row in training()
+    ]
+    assert all("unit" in step["why_not"] for step in imported(*work).metadata["steps"])

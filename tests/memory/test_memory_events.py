@@ -79,6 +79,15 @@ def test_two_ranks_keep_their_own_events(tmp_path):
     assert [held.peak(rank, 0)[0] for rank in (0, 1)] == [512, 1024]
 
 
+def test_totals_tell_of_allocations_that_were_not_recorded(tmp_path):
+    sizes = [512, 2048, 1024, -2048, 4096, -1024, 2048, -2048, -512]
+    rows = [memory_row(at, size, abs(size), sum(sizes[: at + 1])) for at, size in enumerate(sizes)]
+    whole = held_of(written(tmp_path, rows))
+    for lost in ({1}, {1, 2}, {2, 6}, {4}, {1, 2, 4, 6}):
+        held = held_of(written(tmp_path, [row for at, row in enumerate(rows) if at not in lost]))
+        assert (held.peak(0, 0)[0], held.notes) == (whole.peak(0, 0)[0], whole.notes), lost
+
+
 # Saved --------------------------------------------------------------------------------------------
 
 ROWS = {name: np.arange(3) for name in ("name", "start_ns", "duration_ns")} | {"kind": np.zeros(3, np.int64)}

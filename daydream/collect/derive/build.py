@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from daydream.arrays import combinations
+from daydream.arrays import combinations, lookup
 from daydream.collect.derive.device_work import (
     end_before_next,
     fill_collectives,
     fill_grids,
     fill_types,
+    on_one_clock,
 )
 from daydream.collect.derive.layers import AUTOGRAD_THREADS, find_layers, link_forward
 from daydream.collect.derive.nesting import link_launches, nearest, nest
@@ -37,7 +38,7 @@ from daydream.collect.derive.steps import (
     need_work,
 )
 from daydream.text import counted
-from daydream.trace.memory_events import MemoryEvents
+from daydream.trace.memory_events import MemoryEvents, with_lost_allocations
 from daydream.trace.schema import DEVICE_KINDS, FIELDS, HOST_KINDS, PHASES, UNKNOWN, clear_nonsense
 from daydream.trace.trace import Trace
 
@@ -52,6 +53,11 @@ def memory_of(recording: Recording) -> MemoryEvents | None:
         return None
     if "rank" not in recording.columns:
         memory = memory.changed(rank=np.full(len(memory), int(recording.metadata.get("rank", 0))))
+    memory, lost = with_lost_allocations(memory)
+    if lost:
+        recording.note(
+            f"Allocations of memory that were not recorded and its totals tell of: {lost:,}."
+        )
     start = np.asarray(recording["start_ns"], np.int64)
     first = int(start.min(initial=0))
     last = int((start + recording["duration_ns"]).max(initial=0))
@@ -121,18 +127,21 @@ def derive(
     `step_marker` matches nothing.
     """
     _put_in_order(recording)
+    _once(recording)
     clear_nonsense(recording.columns, recording.texts)
     need_work(recording)
     finish_ranges(recording)
     nesting = nest(recording)
+    launch = link_launches(recording)
+    if on_one_clock(recording, launch):
+        return derive(recording, step_marker, steps, ranges=ranges)
     if crossings := nesting.crossings:
         recording.note(
             f"{counted(crossings, 'host row')} reached beyond the end of the row around it and "
             f"{'was' if crossings == 1 else 'were'} cut there."
         )
     recording.columns["duration_ns"] = nesting.duration_ns
-    launch = link_launches(recording)
-    end_before_next(recording, launch)
+    doubts = end_before_next(recording, launch)
     device = recording.is_kind(*DEVICE_KINDS)
     parent = np.where(device, launch, nesting.parent)
     op_row = _operators(recording, parent)
@@ -143,7 +152,7 @@ def derive(
 
     found, recording.metadata["step_source"] = ranges or find_steps(recording, step_marker, steps)
     step, found = assign_steps(recording, found, launch)
-    steps_found = measure_steps(recording, found, step, launch)
+    steps_found = measure_steps(recording, found, step, launch, doubts)
     for reasons in (first_iterations, compilations):
         for number, reason in reasons(recording, step, nesting.parent, steps_found).items():
             steps_found[number].update(covered=False, why_not=reason)
@@ -155,7 +164,6 @@ def derive(
     phase, assumed = find_phases(recording, nesting.parent, step, forward_of, launch)
     layer, layers = find_layers(recording, nesting, forward_of, phase)
     recording.metadata.pop(AUTOGRAD_THREADS, None)
-    del forward_of, nesting
     source = np.where(op_row >= 0, op_row, launch)[device]
     for column in (phase, layer):
         column[device] = np.where(source >= 0, column[source], UNKNOWN)
@@ -172,8 +180,7 @@ def derive(
         columns["rank"] = narrow(
             np.full(len(recording), int(recording.metadata.get("rank", 0))), np.int8
         )
-    columns["parent"] = parent
-    columns["step"] = step
+    columns |= {"parent": parent, "step": step}
     columns["phase"], texts["phase"] = phase, list(PHASES)
     columns["layer"], texts["layer"] = layer, layers
     columns["op"], texts["op"] = _op_names(recording, op_row)
@@ -195,13 +202,34 @@ def _put_in_order(recording: Recording) -> None:
         thread, _ = combinations([recording["pid"], recording["tid"]])
         kept = np.isin(thread, thread[recording.is_kind(*HOST_KINDS)])
         kept = ~blocked | (kept & (recording["duration_ns"] >= LEAST_BLOCKED_NS))
-        recording.columns = {name: column[kept] for name, column in recording.columns.items()}
-        vars(recording).pop("threads", None)
+        recording.keep(kept)
     start = recording["start_ns"]
     if (start[1:] < start[:-1]).any():
         order = np.lexsort((-recording["duration_ns"], start))
         for name, column in recording.columns.items():
             recording.columns[name] = column[order]
+
+
+def _once(recording: Recording) -> None:
+    """Leave out rows that are there twice, as where files of one process were joined, and say how many.
+
+    Two with the same id of a call or an operator, and the same of all else, are one: ids differ.
+    """
+    start = recording["start_ns"]
+    tied = np.flatnonzero(start[1:] == start[:-1])
+    rows = np.union1d(tied, tied + 1)
+    known = (recording["correlation"][rows] >= 0) | (recording["external_id"][rows] >= 0)
+    rows = rows[known & (recording["duration_ns"][rows] > 0)]
+    if not len(rows):
+        return
+    alike, _ = combinations([column[rows] for column in recording.columns.values()])
+    _, first = np.unique(alike, return_index=True)
+    kept = np.ones(len(recording), bool)
+    kept[rows] = False
+    kept[rows[first]] = True
+    if again := int((~kept).sum()):
+        recording.keep(kept)
+        recording.note(f"Rows that were recorded twice and are left out: {again:,}.")
 
 
 def _share(recording: Recording, device: np.ndarray, flagged: np.ndarray) -> float:
@@ -225,13 +253,8 @@ def _operators(recording: Recording, parent: np.ndarray) -> np.ndarray:
     work = np.flatnonzero(
         recording.is_kind(*DEVICE_KINDS) & (external >= 0) & (external != correlation)
     )
-    if not len(named) or not len(work):
-        return op_row
-    named = named[np.argsort(external[named], kind="stable")]
-    ids = external[named]
-    slot = np.minimum(np.searchsorted(ids, external[work]), len(ids) - 1)
-    match = ids[slot] == external[work]
-    op_row[work[match]] = named[slot[match]]
+    found = lookup(external[named], external[work])
+    op_row[work[found >= 0]] = named[found[found >= 0]]
     return op_row
 
 

@@ -40,6 +40,7 @@ WORDS = {
     "char": "int8",
     "unsigned char": "uint8",
     "byte": "uint8",
+    "bf16": "bfloat16",
 }
 AROUND = regex(r"^(c10::|cutlass::|__nv_|hip_|__)|(?<=half)2$|(?<=\d\d|lf)_t$| int$")
 FLOATING = ("float", "bfloat", "complex")
@@ -316,13 +317,77 @@ def outermost(recording: Recording) -> np.ndarray:
     return rows[order[np.append(True, (apart + start[order])[1:] >= reached[:-1])[: len(rows)]]]
 
 
-def end_before_next(recording: Recording, launch: np.ndarray) -> None:
+STREAM_WAIT = regex(r"StreamSynchronize")
+DEVICE_WAIT = regex(r"DeviceSynchronize|CtxSynchronize")
+FEW_LAUNCHES = 0.01  # whose calls may be others than their ids tell
+STRAY_NS = 20_000  # a synchronize returned 8 us before the last kernel ended (MI300X)
+SOME_KERNELS = 10
+SHORTEST_NS = 100  # no GPU runs a kernel in less, on average
+TOO_SHORT = (
+    "its kernels last less than 0.1 us on average, which is too short: times are in another unit"
+)
+TOO_LONG = (
+    "most device work lasts longer than its streams have room for: times are in several units"
+)
+
+
+def on_one_clock(recording: Recording, launch: np.ndarray) -> bool:
+    """Move device rows whose clock was not the CPU's, with a note; return whether any was moved.
+
+    Work begins after the call that launches it began, and ends before a call returns that waits for it. Where
+    one of the two is broken by more than clocks stray, the device's times are moved by just so much, unless
+    that would break the other one.
+    """
+    work = np.flatnonzero(launch >= 0)
+    calls = launch[work]
+    start = recording["start_ns"].astype(np.int64)
+    end = start + recording["duration_ns"]
+    if not len(work):
+        return False
+    latency = int(np.quantile(start[work] - start[calls], FEW_LAUNCHES))
+    # What a copy's call is followed by on its thread waits for the copy.
+    runtime = np.flatnonzero(recording.is_kind("runtime"))
+    runtime = runtime[np.lexsort((start[runtime], recording.threads[runtime]))]
+    copied = np.full(len(recording), UNKNOWN)
+    copies = recording.is_kind("memcpy")[work]
+    copied[calls[copies]] = work[copies]
+    waits = recording.named(STREAM_WAIT)[runtime[1:]] & (copied[runtime[:-1]] >= 0)
+    waits &= recording.threads[runtime[1:]] == recording.threads[runtime[:-1]]
+    rooms = end[runtime[1:][waits]] - end[copied[runtime[:-1][waits]]]
+    if (
+        len(np.unique(recording["device"][work])) == 1
+    ):  # else it may be another one that a call waits for
+        order = np.argsort(start[calls], kind="stable")
+        ended = np.append(0, np.maximum.accumulate(end[work[order]]))
+        all_work = np.flatnonzero(recording.named(DEVICE_WAIT, "runtime"))
+        before = ended[np.searchsorted(start[calls[order]], start[all_work])]
+        rooms = np.append(rooms, end[all_work] - before)
+    room = int(rooms.min(initial=0))
+    if latency < -STRAY_NS and room >= -STRAY_NS:
+        moved = -latency
+    elif room < -STRAY_NS and latency + room >= 0:
+        moved = room
+    else:
+        return False
+    device = recording.is_kind(*DEVICE_KINDS)
+    recording.columns["start_ns"] = np.where(device, np.maximum(start + moved, 0), start)
+    recording.note(
+        f"The device's clock was {abs(moved) / 1e3:,.1f} us {'ahead of' if moved < 0 else 'behind'} the CPU's, as "
+        "its work and the calls that launch it or wait for it tell: its times were moved by that."
+    )
+    return True
+
+
+def end_before_next(recording: Recording, launch: np.ndarray) -> str | None:
     """Cut device rows where the next one of their stream begins, and say of how many.
 
     A stream runs one after the other: profilers have written durations that reach over many rows. On Hopper
     the next kernel may begin early (programmatic dependent launch: by 1.3 to 2.3 us on public H100
     recordings) and waits for the end of this one: what the two took together stays. The parts of a graph, or
     of one call, may run side by side.
+
+    Returns:
+        why the durations of device work cannot be what it took; None if they can.
     """
     rows = np.flatnonzero(recording.is_kind(*DEVICE_KINDS) & (recording["graph_id"] < 0))
     lane, _ = combinations([recording[name][rows] for name in ("rank", "device", "stream")])
@@ -335,14 +400,18 @@ def end_before_next(recording: Recording, launch: np.ndarray) -> None:
     room = (recording["start_ns"][following] - recording["start_ns"][this]).astype(np.int64)
     late = (lane[1:] == lane[:-1]) & (room > 0) & (duration[this] - room > ROUNDING_NS)
     late &= (launch[this] < 0) | (launch[this] != launch[following])
+    kernels = duration[recording.is_kind("kernel")]
+    if len(kernels) >= SOME_KERNELS and kernels.mean() < SHORTEST_NS:
+        return TOO_SHORT
     if not late.any():
-        return
+        return None
     over = int((duration[this] - room)[late].sum())
     duration[this[late]] = room[late]
     recording.note(
         f"{counted(int(late.sum()), 'device task')} lasted into the next of the same stream, by "
         f"{over / 1e6:,.3f} ms in total, and end where that begins."
     )
+    return TOO_LONG if 2 * late.sum() > len(rows) and over > duration[rows].sum() else None
 
 
 GRIDS_IN_BLOCKS = "grids_in_blocks"  # metadata of a recording whose importer has counted blocks

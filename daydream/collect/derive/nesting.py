@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream import compiled
+from daydream.arrays import innermost, take
 from daydream.collect.derive.recording import ROUNDING_NS, Recording, narrow
 from daydream.lazy import regex
 from daydream.trace.schema import DEVICE_KINDS, UNKNOWN
 
 STEP_MARKER = regex(r"^ProfilerStep#")
 LAUNCH_CALL = regex(r"launch|memcpy|memset|memprefetch", re.IGNORECASE)
-PORTION = 1 << 14
 THREAD_BITS = 47  # of a time in ns: a recording is of a day
 MOST_CUTS = 4  # a row that begins so may hold others that do, too
 
@@ -135,60 +135,56 @@ def _nest_threads(
 def _nest_in_python(
     recording: Recording, order: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray
 ) -> int:
-    """Do what `_nest_threads` does, in portions, as lists of Python integers are large."""
+    """Do what `_nest_threads` does."""
     opened: list[
         tuple[int, int, int, int]
     ] = []  # rows that enclose the present one: start, end and kind
     lane = -1
     crossings = 0
-    for begin in range(0, len(order), PORTION):
-        rows = order[begin : begin + PORTION]
-        parents = []
-        ends = []
-        late: list[
-            tuple[int, int]
-        ] = []  # annotations and calls that were cut after they had been left
-        for row, at, until, level, thread in zip(
-            rows.tolist(),
-            recording["start_ns"][rows].tolist(),
-            end[rows].tolist(),
-            depth[rows].tolist(),
-            recording.threads[rows].tolist(),
-            strict=True,
-        ):
-            stop = until
-            if thread != lane:
-                lane = thread
-                opened = []
-            while opened:
-                _, began, ended, kind = opened[-1]
-                if ended > at:
-                    break
-                if ended == at == stop == began and kind < level:
-                    break  # both last no time: a call of an operator, too short for the clock
-                opened.pop()
-            while opened:
-                outer, _, ended, kind = opened[-1]
-                over = stop - ended
-                in_call = kind == RUNTIME and level != RUNTIME
-                if in_call or (over > ROUNDING_NS and kind == ANNOTATION and level != ANNOTATION):
-                    # Only calls happen in a call: it ended before, the clock could not tell. And an
-                    # annotation can be asynchronous: the operator is what the thread really did.
-                    crossings += not in_call or ended - at > ROUNDING_NS
-                    late.append((outer, at))
-                    opened.pop()
-                    continue
-                if over > 0:
-                    crossings += over > ROUNDING_NS
-                    stop = ended
+    parents = []
+    ends = []
+    late: list[tuple[int, int]] = []  # annotations and calls that were cut after they had been left
+    for row, at, until, level, thread in zip(
+        order.tolist(),
+        recording["start_ns"][order].tolist(),
+        end[order].tolist(),
+        depth[order].tolist(),
+        recording.threads[order].tolist(),
+        strict=True,
+    ):
+        stop = until
+        if thread != lane:
+            lane = thread
+            opened = []
+        while opened:
+            _, began, ended, kind = opened[-1]
+            if ended > at:
                 break
-            parents.append(opened[-1][0] if opened else UNKNOWN)
-            ends.append(stop)
-            opened.append((row, at, stop, level))
-        end[rows] = ends
-        parent[rows] = parents
-        for row, at in late:
-            end[row] = at
+            if ended == at == stop == began and kind < level:
+                break  # both last no time: a call of an operator, too short for the clock
+            opened.pop()
+        while opened:
+            outer, _, ended, kind = opened[-1]
+            over = stop - ended
+            in_call = kind == RUNTIME and level != RUNTIME
+            if in_call or (over > ROUNDING_NS and kind == ANNOTATION and level != ANNOTATION):
+                # Only calls happen in a call: it ended before, the clock could not tell. And an
+                # annotation can be asynchronous: the operator is what the thread really did.
+                crossings += not in_call or ended - at > ROUNDING_NS
+                late.append((outer, at))
+                opened.pop()
+                continue
+            if over > 0:
+                crossings += over > ROUNDING_NS
+                stop = ended
+            break
+        parents.append(opened[-1][0] if opened else UNKNOWN)
+        ends.append(stop)
+        opened.append((row, at, stop, level))
+    end[order] = ends
+    parent[order] = parents
+    for row, at in late:
+        end[row] = at
     return crossings
 
 
@@ -204,18 +200,17 @@ def _enclosing_modules(
     """Fill `module`: the innermost module row of the same thread whose range holds the row's start."""
     threads = recording.threads
     modules = modules[np.lexsort((-end[modules], start[modules], threads[modules]))]
-    times = np.concatenate([start[modules], start[host]])
-    lanes = np.concatenate([threads[modules], threads[host]])
-    is_host = np.concatenate([np.zeros(len(modules), bool), np.ones(len(host), bool)])
-    order = np.lexsort((is_host, times, lanes))
-    seen = np.cumsum(~is_host[order])
-    last = seen[is_host[order]] - 1
-    found = np.where(last >= 0, modules[last], UNKNOWN)
-    rows = host[order[is_host[order]] - len(modules)]
-    found[(found >= 0) & (threads[found] != threads[rows])] = UNKNOWN
-    while (over := (found >= 0) & (end[found] <= start[rows]) & (start[rows] > start[found])).any():
-        found[over] = parent[found[over]]
-    module[rows] = found
+    place = np.full(len(recording) + 1, UNKNOWN)
+    place[modules] = np.arange(len(modules))
+    found = innermost(
+        threads[modules],
+        start[modules],
+        end[modules],
+        place[parent[modules]],
+        threads[host],
+        start[host],
+    )
+    module[host] = take(modules, found)
 
 
 def link_launches(recording: Recording) -> np.ndarray:
@@ -250,9 +245,8 @@ def nearest(flags: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Return for each row itself or its nearest ancestor that is flagged, else unknown."""
     found = np.array(parent, np.int32)
     found[flags] = np.flatnonzero(flags)
-    for begin in range(0, len(found), PORTION):
-        rows = begin + np.flatnonzero(found[begin : begin + PORTION] >= 0)
-        while len(rows := rows[~flags[found[rows]]]):
-            found[rows] = found[found[rows]]
-            rows = rows[found[rows] >= 0]
+    rows = np.flatnonzero(found >= 0)
+    while len(rows := rows[~flags[found[rows]]]):
+        found[rows] = found[found[rows]]
+        rows = rows[found[rows] >= 0]
     return found

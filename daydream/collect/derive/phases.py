@@ -21,7 +21,7 @@ import numpy as np
 
 from daydream.arrays import unique
 from daydream.collect.derive.nesting import STEP_MARKER, nearest
-from daydream.collect.derive.recording import PORTION, Recording
+from daydream.collect.derive.recording import Recording
 from daydream.lazy import regex
 from daydream.trace.schema import PHASES, UNKNOWN
 
@@ -333,11 +333,7 @@ def _fill_backward_threads(
 
 def _count(threads: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the number of flagged rows of each thread."""
-    counts = np.zeros(int(threads.max(initial=0)) + 1, np.int64)
-    for begin in range(0, len(threads), PORTION):
-        part = slice(begin, begin + PORTION)
-        counts += np.bincount(threads[part][rows[part]], minlength=len(counts))
-    return counts
+    return np.bincount(threads[rows], minlength=int(threads.max(initial=0)) + 1)
 
 
 def _fill_by_order(
@@ -371,22 +367,7 @@ def _fill_by_order(
     if (times[1:] < times[:-1]).any():
         anchors = anchors[np.argsort(times, kind="stable")]
         times = start[anchors]
-    for begin in range(0, len(phase), PORTION):
-        rows = begin + np.flatnonzero(unsaid[begin : begin + PORTION])
-        if len(rows):
-            _fill_portion(rows, phase, start, step, anchors, times, anchor)
-    return True
-
-
-def _fill_portion(
-    rows: np.ndarray,
-    phase: np.ndarray,
-    start: np.ndarray,
-    step: np.ndarray,
-    anchors: np.ndarray,
-    times: np.ndarray,
-    anchor: np.ndarray,
-) -> None:
+    rows = np.flatnonzero(unsaid)
     slot = np.searchsorted(times, start[rows], side="left")
     after = anchors[np.minimum(slot, len(anchors) - 1)]
     before = anchors[np.maximum(slot - 1, 0)]
@@ -402,6 +383,7 @@ def _fill_portion(
     result[(before_is == BACKWARD) & ((after_is == OPTIMIZER) | (after_is < 0))] = OTHER
     result[(before_is == OPTIMIZER) & (after_is != FORWARD) & (after_is != BACKWARD)] = OTHER
     phase[rows] = result
+    return True
 
 
 def _free_closures(

@@ -124,14 +124,8 @@ def _by_name(
     """Return the time of each name in each step, of the host without what lies inside, and of the device."""
     duration = np.asarray(recording["duration_ns"])
     own = duration.astype(np.int64)
-    from daydream.collect.derive.recording import PORTION
-
-    portions = range(
-        0, len(own), PORTION
-    )  # a recording has many rows, and what is made of them is wide
-    for begin in portions:
-        held = begin + np.flatnonzero(parent[begin : begin + PORTION] >= 0)
-        np.subtract.at(own, parent[held], duration[held].astype(np.int64))
+    held = np.flatnonzero(parent >= 0)
+    np.subtract.at(own, parent[held], duration[held].astype(np.int64))
     np.maximum(own, 0, out=own)
     host = recording.is_kind("operator", "runtime") & ~recording.named(WAITS, "operator", "runtime")
     host_ns, device_ns = (np.zeros((count, len(recording.text("name")))) for _ in range(2))
@@ -139,10 +133,8 @@ def _by_name(
         (host_ns, host),
         (device_ns, recording.is_kind("kernel", "memcpy", "memset")),
     ):
-        for begin in portions:
-            part = slice(begin, begin + PORTION)
-            used = begin + np.flatnonzero(rows[part] & (step[part] >= 0))
-            np.add.at(table, (step[used], recording["name"][used]), own[used].astype(float))
+        used = np.flatnonzero(rows & (step >= 0))
+        np.add.at(table, (step[used], recording["name"][used]), own[used].astype(float))
     return host_ns, device_ns
 
 

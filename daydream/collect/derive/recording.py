@@ -25,7 +25,6 @@ from daydream.trace.schema import FIELDS, UNKNOWN, Columns, Texts
 
 SAID = "diagnostics"  # metadata of a recording: what the profiler itself says went wrong
 ROUNDING_NS = 1000  # some profilers write whole microseconds
-PORTION = 1 << 16
 FEW = 8
 WIDTHS = tuple(
     (np.dtype(width), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32)
@@ -47,9 +46,6 @@ class Recording:
     metadata: dict[str, Any] = field(default_factory=dict)
     memory: MemoryEvents | None = None
     handles: DebugHandleMap | None = None
-    _names: tuple[np.ndarray, np.ndarray, np.ndarray] | None = field(
-        default=None, repr=False, compare=False
-    )
 
     def __len__(self) -> int:
         return len(self.columns["start_ns"])
@@ -112,24 +108,17 @@ class Recording:
 
         Each distinct name is tried once; with `kinds`, those only that such rows have: kernels' are long.
         """
-        texts = self.text("name")
         if not kinds:
             return self.whose_name(lambda text: pattern.search(text) is not None)
-        hits = np.zeros(len(texts), bool)
-        for code in np.flatnonzero(self._names_of(kinds)).tolist():
-            hits[code] = pattern.search(texts[code]) is not None
-        return _take(hits, self["name"]) & self.is_kind(*kinds)
-
-    def _names_of(self, kinds: tuple[str, ...]) -> np.ndarray:
-        """Return which names rows of some kinds have: bool, a flag a name."""
-        kind = self["kind"]
-        name = self["name"]
-        if self._names is None or self._names[0] is not kind or self._names[1] is not name:
-            found = np.zeros((len(self.text("kind")) + 1, len(self.text("name")) + 1), bool)
-            found[kind, name] = True
-            self._names = kind, name, found
-        chosen = [code for code, text in enumerate(self.text("kind")) if text in kinds]
-        return np.asarray(self._names[2][chosen, :-1].any(axis=0))
+        rows = self.is_kind(*kinds)
+        texts = self.text("name")
+        used = np.zeros(len(texts) + 1, bool)
+        used[self["name"][rows]] = True
+        hits = [
+            known and pattern.search(text) is not None
+            for known, text in zip(used[:-1].tolist(), texts, strict=True)
+        ]
+        return _take(np.array(hits, bool), self["name"]) & rows
 
     def whose_name(self, tells: Callable[[str], bool]) -> np.ndarray:
         """Return a mask of the rows whose name tells something (each distinct name is asked once)."""
@@ -138,22 +127,13 @@ class Recording:
     @cached_property
     def threads(self) -> np.ndarray:
         """A small number for each row's thread (pid and tid); device rows share one."""
-        codes: dict[tuple[int, int], int] = {}
-        threads = np.empty(len(self), np.int32)
-        for begin in range(0, len(self), PORTION):
-            pid, tid = (self[name][begin : begin + PORTION] for name in ("pid", "tid"))
-            first = np.ones(len(pid) + 1, bool)  # of each run of rows of one thread
-            first[1:-1] = (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])
-            runs = np.flatnonzero(first)
-            pids, pid = arrays.places(pid[runs[:-1]])
-            tids, tid = arrays.places(tid[runs[:-1]])
-            pairs, pair = arrays.places(pid * len(tids) + tid)
-            places = [
-                (int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()
-            ]
-            numbers = np.array([codes.setdefault(place, len(codes)) for place in places])
-            threads[begin : begin + PORTION] = np.repeat(numbers[pair], np.diff(runs))
-        return narrow(threads, np.int16)
+        thread, _ = arrays.combinations([self["pid"], self["tid"]])
+        return narrow(thread, np.int16)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Leave out all other rows: by a mask, shape (rows,)."""
+        self.columns = {name: column[rows] for name, column in self.columns.items()}
+        vars(self).pop("threads", None)
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes."""

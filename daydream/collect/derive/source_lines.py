@@ -13,6 +13,7 @@ from functools import cache
 
 import numpy as np
 
+from daydream.arrays import innermost
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
@@ -31,11 +32,6 @@ WAITS = regex(
     r"(_thread\.R?[lL]ock|select\.\w*poll|socket|_queue\.SimpleQueue|(?:[\w.]+\.)?Work) object\b"
 )
 LEAST_BLOCKED_NS = 50_000  # shorter is the scheduler's, and no wait
-
-
-def is_frame(name: str) -> bool:
-    """Return whether a profiler's event of this name is a Python frame, or a call of a built-in."""
-    return name.startswith("<built-in ") or FRAME.match(name) is not None
 
 
 @cache
@@ -96,21 +92,11 @@ class SourceLines:
 
     def of(self, start_ns: np.ndarray, tid: np.ndarray) -> np.ndarray:
         """Return the code of the innermost frame around each start on its thread, unknown where none is."""
-        found = np.full(len(start_ns), UNKNOWN, np.int32)
         if not self._frames:
-            return found
+            return np.full(len(start_ns), UNKNOWN, np.int32)
         thread, start, end, code = np.array(sorted(self._frames), np.int64).T
-        end = -end
-        around = _around(self._frames)
-        for number in np.unique(thread).tolist():
-            first, last = np.searchsorted(thread, [number, number + 1])
-            rows = np.flatnonzero(tid == number)
-            frame = first - 1 + np.searchsorted(start[first:last], start_ns[rows], side="right")
-            frame[frame < first] = UNKNOWN
-            while (over := (frame >= 0) & (end[frame] <= start_ns[rows])).any():
-                frame[over] = around[frame[over]]
-            found[rows] = np.where(frame >= 0, code[frame], UNKNOWN)
-        return found
+        frame = innermost(thread, start, -end, _around(self._frames), tid, start_ns)
+        return np.where(frame >= 0, code[frame], UNKNOWN).astype(np.int32)
 
 
 def _around(frames: list[tuple[int, int, int, int]]) -> np.ndarray:

@@ -29,7 +29,7 @@ from daydream.arrays import combinations
 from daydream.collect.derive.device_work import is_device_alone, read_launches
 from daydream.collect.derive.nesting import LAUNCH_CALL, STEP_MARKER
 from daydream.collect.derive.phases import BACKWARD_NODE
-from daydream.collect.derive.recording import PORTION, SAID, Recording
+from daydream.collect.derive.recording import SAID, Recording
 from daydream.errors import TraceError
 from daydream.lazy import regex
 from daydream.text import counted
@@ -439,27 +439,33 @@ def _at_work(recording: Recording, launch: np.ndarray) -> np.ndarray:
 
 
 def measure_steps(
-    recording: Recording, ranges: Ranges, step: np.ndarray, launch: np.ndarray
+    recording: Recording,
+    ranges: Ranges,
+    step: np.ndarray,
+    launch: np.ndarray,
+    doubts: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the metadata of the steps: their ranges, completions and measured step times."""
+    """Return the metadata of the steps: their ranges, completions and measured step times.
+
+    `doubts` say why none can be judged.
+    """
     device = recording.is_kind(*DEVICE_KINDS)
     counts = (device | recording.is_kind("operator", "runtime")) & (step >= 0)
     stops = np.array([stop for _, _, stop in ranges], np.int64)
     completion = np.array([begin for _, begin, _ in ranges], np.int64)
     # Where CPUs alone work, their operators may go on behind the range, as a device's do (XLA's thread pool).
     whole = device if device.any() else recording.is_kind("operator")
-    for portion in range(0, len(recording), PORTION):  # in portions: times are wide
-        rows = portion + np.flatnonzero(counts[portion : portion + PORTION])
-        end = recording["start_ns"][rows] + recording["duration_ns"][rows]
-        limited = np.where(whole[rows], end, np.minimum(end, stops[step[rows]]))
-        np.maximum.at(completion, step[rows], limited)
+    rows = np.flatnonzero(counts)
+    end = recording["start_ns"][rows] + recording["duration_ns"][rows]
+    limited = np.where(whole[rows], end, np.minimum(end, stops[step[rows]]))
+    np.maximum.at(completion, step[rows], limited)
     completion = np.maximum.accumulate(completion)  # a step is not done before the one before it
     orphans = _launched_before(recording, np.flatnonzero(device), launch) and not is_device_alone(
         recording
     )
     lost = _lost_work(recording, step, launch, len(ranges))
     unlaunched = _unlaunched(recording, device, launch, completion)
-    without = unrecorded(recording)
+    without = doubts or unrecorded(recording)
     rank = int(recording.metadata.get("rank", 0))
 
     steps: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daydream.collect.importers.formats import SQLITE_MAGIC
 from daydream.collect.importers.row_builder import NO_TIME
 from daydream.errors import TraceError
 from daydream.files.atomic import own_folder
@@ -20,7 +21,6 @@ from daydream.files.input_files import GZIP_MAGIC, Counted, most_unpacked, readi
 from daydream.lazy import regex
 from daydream.trace.schema import UNKNOWN
 
-MAGIC = b"SQLite format 3\x00"
 BLOCK = 50_000  # rows
 TIMES = ("start", "end", "time_ns")
 LACKS = regex(r"no such (column|table): (?:\w+\.)?(.+)", re.DOTALL)
@@ -180,7 +180,7 @@ def _unpacked(path: Path, folder: Path, max_unpacked: int | None) -> Path:
         size = target.stat().st_size
         with target.open("rb") as file:
             header = file.read(100)
-    if header[: len(MAGIC)] != MAGIC:
+    if header[:16] != SQLITE_MAGIC:
         raise TraceError(
             f"{path} is not an SQLite database; `nsys export --type sqlite` writes one."
         )

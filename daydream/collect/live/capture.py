@@ -174,7 +174,7 @@ def read_profile(
     keep = known | ~(
         recording.whose_name(lambda name: name.startswith(OURS)) | recording.is_kind("module")
     )
-    recording.columns = {name: column[keep] for name, column in recording.columns.items()}
+    recording.keep(keep)
     rows = np.flatnonzero(known[keep])
     found = [paths[code] for code in recording["name"][rows].tolist()]
     for column, texts in (("name", found), ("layer", found), ("kind", ["module"] * len(rows))):

@@ -322,9 +322,7 @@ def _of_npu(event: Event, args: Args, name: str) -> tuple[str, Event] | None:
 
 def _start(event: Event) -> int:
     """Return the start in ns, which is the id of the flow that ends there; -1 where it is not exact."""
-    whole, _, part = bytes(event.ts).decode("utf-8", "replace").strip('"').partition(".")
-    digits = whole + part.ljust(3, "0")[:3]
-    return int(digits) if digits.isascii() and digits.isdigit() else -1
+    return max(exact_ns(_digits(bytes(event.ts))), -1)
 
 
 LARGEST_US = 9_200_000_000_000_000  # more does not fit 63 bits of nanoseconds

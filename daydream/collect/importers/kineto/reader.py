@@ -515,19 +515,6 @@ NEEDED = ("name", "start time(us)", "input shapes", "input data types")
 FORMATS = "input formats"
 LONGEST = 1 << 28  # bytes of a table
 PLAIN = ("ND", "NCHW", "NHWC", "NCL", "NCDHW", "NDHWC")
-TORCH = {
-    "FLOAT": "float32",
-    "FLOAT16": "float16",
-    "BF16": "bfloat16",
-    "BFLOAT16": "bfloat16",
-    "DOUBLE": "float64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
 SIZES = regex(r"^\d{1,15}(,\d{1,15})*\Z")
 Details = dict[tuple[int, str | None], tuple[str | None, str | None]]
 
@@ -576,20 +563,14 @@ def details_of(text: str) -> Details | None:
             if len(row) != len(header):
                 continue
             name, start, shapes, types = (given[column] for column in NEEDED)
-            whole, _, part = start.partition(".")
-            digits = whole + part.ljust(3, "0")[:3]
-            if digits.isdigit() and digits.isascii() and len(digits) < 20:
-                found[int(digits), name] = _type(types), _shapes(shapes, given.get(FORMATS, ""))
+            if (at := exact_ns(start)) != NO_TIME:
+                found[at, name] = (
+                    dtype_of_inputs(types.replace("DT_", "").split(";")),
+                    _shapes(shapes, given.get(FORMATS, "")),
+                )
     except csv.Error:
         return None
     return found
-
-
-def _type(types: str) -> str | None:
-    """Return the type of the first input that is a number with a fraction, else of the first known one."""
-    known = [TORCH.get(one.strip().removeprefix("DT_").upper()) for one in types.split(";")]
-    first = next((one for one in known if one is not None), None)
-    return next((one for one in known if one is not None and "float" in one), first)
 
 
 def _shapes(shapes: str, formats: str) -> str | None:
