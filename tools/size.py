@@ -40,7 +40,7 @@ BUDGETS = {
     "world": Budget(18_995, 11, 9.81),
     "plan": Budget(9_490, 6, 10.59),
     "product": Budget(571_410, 297, 9.98),
-    "tests": Budget(320_040, 172, 10.42),
+    "tests": Budget(318_220, 172, 10.41),
     "benchmarks, validation, tools": Budget(7_980, 41, 0.00),
     "README and docs": Budget(36_000, 35, 0.00),
     "C": Budget(186, 2, 0.00),
