@@ -9,7 +9,7 @@ counterpart runs too. Nothing here knows the formulas that are tested with it.
 from dataclasses import dataclass, field
 
 import numpy as np
-from graph.small_traces import Row, call, kernel, trace
+from graph.small_traces import call, kernel, trace
 
 SLICE = 0.1  # us
 CALL, LATENCY, STARTUP = 3.0, 4.0, 1.0
@@ -50,7 +50,7 @@ class Machine:
 
     def record(self):
         """Return the trace of some steps."""
-        rows: list[Row] = []
+        rows = []
         at, borders = 0.0, [0.0]
         for number in range(self.steps):
             ran, done = self._step(at, number)
@@ -90,7 +90,7 @@ class Machine:
             return Work(f"kernel {kind}", float(lengths[kind] * (1 + self.noise * noise.standard_normal())))
 
         kernels = [work(n % self.kinds) for n in range(self.layers)]
-        transfers: list[Work] = []
+        transfers = []
         for n in reversed(range(self.layers)):
             kernels.append(work(n % self.kinds))
             if self.every and n % self.every == 0:
@@ -99,7 +99,7 @@ class Machine:
         return kernels, transfers
 
     def _launches(self, at, kernels, transfers, ids):
-        rows: list[Row] = []
+        rows = []
 
         def add(name, us):
             nonlocal at

@@ -110,7 +110,7 @@ def no_step_markers(rows, _seed):
     _keep(rows, ~(rows.is_kind("annotation") & marked))
 
 
-MUTATIONS: dict[str, Mutation] = {
+MUTATIONS = {
     "hand-offs later": hand_offs_later,
     "operators lost": lost("operator"),
     "calls lost": lost("runtime"),

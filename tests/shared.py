@@ -1,4 +1,4 @@
-"""The public traces beside the repository, which tests skip where they are absent, and the text of a view."""
+"""Examples, the public traces beside the repository (or a test is skipped), the text of a view."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,10 @@ from daydream.errors import TraceError
 from daydream.report.blocks import view
 from daydream.report.text import text_of
 
-TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+GPT = EXAMPLES / "synthetic_gpt_gpu.json.gz"
+TRACES = ROOT.parent / "shared" / "traces"
 
 
 @cache

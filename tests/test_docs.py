@@ -31,7 +31,7 @@ from types import ModuleType
 
 import click
 import pytest
-from shared import TRACES
+from shared import EXAMPLES, ROOT, TRACES
 
 import daydream
 import daydream.costs
@@ -45,7 +45,6 @@ from daydream.transforms.registry import find, names
 # The documentation keeps its word: commands run and print what is shown, the site builds without a warning
 
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 WRITE = os.environ.get("DAYDREAM_GOLDEN") == "write"
@@ -93,7 +92,7 @@ def rewrite(page, old, new):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder as a reader has it: the examples, and the public traces if there are any."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "examples").symlink_to(EXAMPLES)
     for sort in ("kineto", "nsys", "memory", "formats"):
         if (TRACES / sort).exists():
             (tmp_path / sort).symlink_to(TRACES / sort)
@@ -231,7 +230,7 @@ def known_options(words):
     command = group.get_command(click.Context(group), words[0])
     assert command is not None
     options = command.get_params(click.Context(command))
-    own: set[str] = set()
+    own = set()
     if words[0] == "scaling":
         options += change_options([find("ddp")], options)
     elif (
@@ -254,7 +253,7 @@ class Loaded(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.found: set[str] = set()
+        self.found = set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):

@@ -1,55 +1,47 @@
 """A GPU that does not exist: what runs on it, what it holds, what its kernels take."""
 
-from __future__ import annotations
-
 import copy
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from graph.small_traces import launched, op, row, trace
+from shared import ROOT
 
 import daydream
 from daydream.costs.devices import find_device
 from daydream.errors import NotApplicableError
-from daydream.trace.recorded_steps import made_up
-from daydream.trace.trace import Trace
 
-torch: Any = pytest.importorskip("torch")
-emulate: Any = pytest.importorskip("daydream.world.emulate")
-costs: Any = pytest.importorskip("daydream.world.emulate_costs")
+torch = pytest.importorskip("torch")
+emulate = pytest.importorskip("daydream.world.emulate")
+costs = pytest.importorskip("daydream.world.emulate_costs")
 H100 = find_device("h100")
 
 
 @pytest.fixture
-def gpu() -> Iterator[Any]:
+def gpu():
     """Return an H100 that this test's tensors are on."""
 
     with emulate.emulated("h100") as found:
         yield found
 
 
-def product(m: int, k: int, n: int, kind: str = "bfloat16", nbytes: int = 1) -> Any:
+def product(m, k, n, kind="bfloat16", nbytes=1):
     """Return a product of matrices of m x k and k x n."""
     return emulate.Call("aten::mm", [(m, k), (k, n)], [kind] * 2, [(m, n)], nbytes=nbytes, number_format=kind)
 
 
-def observed(gpu: Any, function: Any) -> list[Any]:
+def observed(gpu, function):
     gpu.calls, gpu.memory = [], []
     with torch.profiler.profile():
         function()
     return gpu.calls
 
 
-def of_name(calls: list[Any], name: str) -> list[Any]:
+def of_name(calls, name):
     return [call for call in calls if call.name == f"aten::{name}"]
 
 
-def test_a_layer_is_noted_with_its_products_and_its_memory(gpu: Any) -> None:
+def test_a_layer_is_noted_with_its_products_and_its_memory(gpu):
     layer = torch.nn.Linear(1024, 4096).to("cuda")
     x = torch.randn(256, 1024, device="cuda")
     before = gpu.held_bytes
@@ -64,10 +56,10 @@ def test_a_layer_is_noted_with_its_products_and_its_memory(gpu: Any) -> None:
     assert sorted(gradient.results[0]) == [1024, 4096]
 
 
-def test_autocast_and_attention_are_those_of_cuda(gpu: Any) -> None:
+def test_autocast_and_attention_are_those_of_cuda(gpu):
     x = torch.randn(2, 4, 64, 64, device="cuda")
 
-    def step() -> None:
+    def step():
         with torch.autocast("cuda", torch.bfloat16):
             heads = (x @ x).softmax(-1).bfloat16()
             torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
@@ -79,8 +71,8 @@ def test_autocast_and_attention_are_those_of_cuda(gpu: Any) -> None:
     assert of_name(calls, "_scaled_dot_product_cudnn_attention")
 
 
-def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it(gpu: Any) -> None:
-    def step() -> None:
+def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it(gpu):
+    def step():
         with torch.autocast("cuda", torch.bfloat16):
             torch.nn.functional.cross_entropy(scores.bfloat16(), targets)
 
@@ -90,7 +82,7 @@ def test_a_loss_under_autocast_is_of_32_bits_as_cuda_casts_it(gpu: Any) -> None:
     assert of_name(calls, "nll_loss_forward")[0].dtypes[0] == "float32"
 
 
-def test_a_number_that_nobody_knows_is_plausible_and_counted(gpu: Any) -> None:
+def test_a_number_that_nobody_knows_is_plausible_and_counted(gpu):
     loss = torch.randn(8, device="cuda").sum()
     assert loss.item() == 1.0
     assert not loss.isnan()
@@ -98,7 +90,7 @@ def test_a_number_that_nobody_knows_is_plausible_and_counted(gpu: Any) -> None:
     assert gpu.read == 3
 
 
-def test_a_product_takes_its_flop_at_a_part_of_the_peak() -> None:
+def test_a_product_takes_its_flop_at_a_part_of_the_peak():
     rows, inner, columns = 132 * 128, 4096, 1024  # tiles of 128 x 128 in whole waves of 132 units
     nbytes = 2 * (rows * inner + inner * columns + rows * columns)
     call = product(rows, inner, columns, nbytes=nbytes)
@@ -107,8 +99,8 @@ def test_a_product_takes_its_flop_at_a_part_of_the_peak() -> None:
     assert costs.roofline_ns(call, H100, half) == pytest.approx(expected)
 
 
-def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal(gpu: Any) -> None:
-    def step(causal: bool) -> int:
+def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal(gpu):
+    def step(causal):
         q = torch.randn(1, 2, 1024, 64, device="cuda", dtype=torch.bfloat16)
         attend = torch.nn.functional.scaled_dot_product_attention
         calls = observed(gpu, lambda: attend(q, q, q, is_causal=causal))
@@ -120,7 +112,7 @@ def test_causal_attention_computes_its_blocks_on_and_under_the_diagonal(gpu: Any
     assert step(causal=True) == whole * 9 // 16  # 8 x 8 blocks of 128, 36 of them
 
 
-def test_what_needs_values_is_refused_and_files_stay(tmp_path: Path, gpu: Any) -> None:
+def test_what_needs_values_is_refused_and_files_stay(tmp_path, gpu):
     file = tmp_path / "checkpoint.pt"
     file.write_text("of an earlier run")
     x = torch.ones(8, 8, device="cuda")
@@ -138,65 +130,13 @@ def test_what_needs_values_is_refused_and_files_stay(tmp_path: Path, gpu: Any) -
     ]
 
 
-DDP = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-torch.distributed.init_process_group("nccl")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for (x,) in DataLoader(TensorDataset(torch.randn(80, 64)), 8):
-    model(x.cuda()).sum().backward()
-    optimizer.step()
-"""
-CPU = """
-import torch
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(10):
-    model(torch.randn(8, 64)).sum().backward()
-    optimizer.step()
-"""
-
-
-def collect(folder: Path, script: str, *options: str) -> Any:
-    (folder / "train.py").write_text(script)
-    words = ["-m", "daydream", "collect", "--no-suggestions", "--emulate", "h100", *options, "train.py"]
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_a_rank_of_ddp_is_emulated_and_marked_so(tmp_path: Path) -> None:
-    done = collect(tmp_path, DDP, "--world", "8", "--cluster", "dgx-h100")
-    assert done.returncode == 0, done.stderr
-    trace = Trace.load(tmp_path / "train.parquet")
-    assert made_up(trace) == "emulated H100 SXM, rank 0 of 8 in a fake world"
-    assert not any("aten::select" in name for name in trace.text("name"))  # the data loader's
-    assert sum(one == "all_reduce" for one in trace.values("collective")) >= 3
-    [left_out] = [note for note in trace.metadata["notes"] if note.startswith("Not emulated")]
-    assert "DDP's buckets stay those of its first step" in left_out
-    assert any("buffers of its communication library" in note for note in daydream.memory_of(trace).notes)
-    del trace.metadata["fake_world"]
-    assert any("beside tensors is a model's" in note for note in daydream.memory_of(trace).notes)
-    trace = Trace.load(tmp_path / "train.parquet")
-    found = daydream.whatif(trace, "scale", on="gpu", factor=0.5)  # the CPU decides: slow ones, fast ones
-    assert found.predicted_low_ns
-    assert found.predicted_high_ns
-    assert found.predicted_high_ns > 1.4 * found.simulated_ns > 1.6 * found.predicted_low_ns
-
-
-def test_a_script_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    done = collect(tmp_path, CPU)
-    assert done.returncode == 1
-    assert "the recorded steps ran nothing on the emulated GPU" in done.stderr
-    assert not (tmp_path / "train.parquet").exists()
-
-
-def test_an_unknown_gpu_is_refused() -> None:
+def test_an_unknown_gpu_is_refused():
     with pytest.raises(NotApplicableError, match="unknown GPU"), emulate.emulated("h999"):
         pass
 
 
-def test_a_recurrent_layer_is_one_operator_of_cudnn(gpu: Any) -> None:
-    def step() -> None:
+def test_a_recurrent_layer_is_one_operator_of_cudnn(gpu):
+    def step():
         result, _ = layer(x)
         result.sum().backward()
 
@@ -213,7 +153,7 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(gpu: Any) -> None:
     assert count == [2 * (3 * 10 + 8), 2 * (3 * 10 + 16)]
 
 
-def test_packed_sequences_are_as_long_as_they_are(gpu: Any) -> None:
+def test_packed_sequences_are_as_long_as_they_are(gpu):
     from torch.nn.utils import rnn
 
     x = torch.randn(3, 9, 8, device="cuda")
@@ -225,13 +165,13 @@ def test_packed_sequences_are_as_long_as_they_are(gpu: Any) -> None:
     assert padded.shape == (3, 9, 32)
 
 
-def test_copies_are_read_once_and_written_once(gpu: Any) -> None:
+def test_copies_are_read_once_and_written_once(gpu):
     x, y = torch.randn(2, 256, 4, device="cuda")
     [copied, filled] = observed(gpu, lambda: x.copy_(y).fill_(1))
     assert (copied.nbytes, filled.nbytes) == (2 * 4096, 4096)
 
 
-def test_views_of_a_copied_layer_take_no_memory(gpu: Any) -> None:
+def test_views_of_a_copied_layer_take_no_memory(gpu):
     layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
     before = gpu.held_bytes
     twin = copy.deepcopy(layer)
@@ -241,8 +181,8 @@ def test_views_of_a_copied_layer_take_no_memory(gpu: Any) -> None:
     assert isinstance(twin.weight, torch.nn.Parameter)
 
 
-def test_convolutions_ask_for_what_their_layout_or_winograd_needs(gpu: Any) -> None:
-    def lent(*sizes: int, tf32: bool) -> int:
+def test_convolutions_ask_for_what_their_layout_or_winograd_needs(gpu):
+    def lent(*sizes, tf32):
         torch.backends.cudnn.allow_tf32 = tf32
         convolution = torch.nn.Conv2d(*sizes, padding=sizes[2] // 2, bias=False).to("cuda")
         with torch.no_grad():
@@ -256,16 +196,16 @@ def test_convolutions_ask_for_what_their_layout_or_winograd_needs(gpu: Any) -> N
     assert lent(16, 32, 3, tf32=False) == 4 * 36 * (2 * (16 + 32) * tiles + 16 * 32)
 
 
-def test_an_ada_card_is_of_its_compute_capability() -> None:
+def test_an_ada_card_is_of_its_compute_capability():
     for name, capability in (("rtx 4090", (8, 9)), ("a10", (8, 6)), ("b200", (10, 0)), ("t4", (7, 5))):
         with emulate.emulated(name):
             assert torch.cuda.get_device_capability() == capability
 
 
-def test_measured_products_count_instead_of_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_products_count_instead_of_the_roofline(monkeypatch):
     asked = []
 
-    def measured(device: Any, operation: str, dtype: str, sizes: Any) -> Any:
+    def measured(device, operation, dtype, sizes):
         asked.append((device.name, operation, dtype, sizes.tolist()))
         return np.array([7_000.0]), np.array([0.1])
 
@@ -278,7 +218,7 @@ def test_measured_products_count_instead_of_the_roofline(monkeypatch: pytest.Mon
     costs._known_ns.cache_clear()
 
 
-def test_short_attention_reaches_less_of_the_peak_than_long() -> None:
+def test_short_attention_reaches_less_of_the_peak_than_long():
     share = costs.Learned(kernels=0, of_peak=0.8)
     for length, blocks in ((256, 2), (8192, 64)):
         size = (4, 16, length, 128)
@@ -291,10 +231,10 @@ def test_short_attention_reaches_less_of_the_peak_than_long() -> None:
         assert costs.roofline_ns(call, H100, share) == pytest.approx(expected)
 
 
-def test_the_cpu_of_a_recording_is_what_its_steps_take_where_they_wait_for_it() -> None:
+def test_the_cpu_of_a_recording_is_what_its_steps_take_where_they_wait_for_it():
     from daydream.world.cpu import CPU_NS, find_cpu, own_cpu, recorded_times, some_cpu
 
-    def step(at: int) -> list[Any]:
+    def step(at):
         #  thread |layer 100: operator 100|, GPU |kernel 60|
         layer = row("module", "layer", at, at + 100, pid=100, tid=1)
         return [layer, op("aten::mm", at, at + 100), *launched("gemm", at + 20, at + 30, at + 90)]
@@ -310,5 +250,5 @@ def test_the_cpu_of_a_recording_is_what_its_steps_take_where_they_wait_for_it() 
     with pytest.raises(NotApplicableError, match="of steps that wait for the CPU"):
         recorded_times(graph, 120_000)  # the GPU
     # Without the profiler the CPU decides this step; its host takes 0.74 to 0.84 for other programs.
-    recording = Path(__file__).parents[1] / "validation/h200/gpt_small.parquet"
+    recording = ROOT / "validation/h200/gpt_small.parquet"
     assert 0.7 < find_cpu([str(recording)], daydream.replay)["times"] < 0.9

@@ -1,7 +1,6 @@
 """What validation promises: figures, changed answers, laws, what may be found wrong."""
 
 import sys
-from pathlib import Path
 
 import answers
 import evaluate
@@ -14,6 +13,7 @@ from answer_truths import Truth
 from answers import compare, report
 from click.testing import CliRunner
 from machine.programs import PROGRAMS
+from shared import EXAMPLES, ROOT
 
 import daydream
 from daydream import cli
@@ -22,9 +22,6 @@ from daydream.predict.graph_diff import MODEL_ERROR
 from daydream.transforms.registry import names
 
 # The evaluation page: rows as CSV, and tables that are computed from them
-
-
-ROOT = Path(__file__).parents[1]
 
 
 def row(change, measured, predicted, *, recording="a"):
@@ -215,7 +212,7 @@ def test_a_confident_wrong_answer_is_found(replay, true, wrong):
 def answered(tmp_path_factory):
     path = tmp_path_factory.mktemp("traces") / "tiny_machine.json.gz"
     PROGRAMS["multi_stream"]().run(steps=6).write(path, 2, 4)
-    shipped = ROOT / "examples" / "mlp_cpu.json.gz"
+    shipped = EXAMPLES / "mlp_cpu.json.gz"
     return [sanity.judge(f"kineto/{each.stem}", each, names()) for each in (path, shipped)]
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from machine.programs import PROGRAMS
 from pyarrow import parquet
+from shared import GPT, ROOT
 
 import daydream
 from daydream.cli import daydream as group
@@ -424,7 +425,7 @@ def test_a_name_that_steers_a_terminal_does_not_reach_it_as_a_suggestion(tmp_pat
     name = "^\x1b\\[31m$"
     assert "\x1b" not in command(WhatIfResult("remove-sync", {"which": name}, 10, 5))
     with pytest.MonkeyPatch.context() as patch:
-        said: list[str] = []
+        said = []
         patch.setattr("click.echo", lambda text, **_: said.append(text))
         print_next("whatif", name)
     assert "\x1b" not in said[0]
@@ -453,7 +454,7 @@ def test_a_class_in_the_place_of_the_function_is_the_files_mistake(ask, sound, t
 
 
 def test_a_speedup_next_to_nothing_is_refused():
-    example = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    example = GPT
     with pytest.raises(GraphError, match="longer than 13 days"):
         daydream.whatif(example, "amp", memory_speedup=1e-300)
 
@@ -471,7 +472,7 @@ def test_an_autograd_thread_whose_caller_never_idles_is_read(ask, tmp_path):
 
 
 def test_more_gradients_than_can_be_counted_are_refused():
-    gpt = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
+    gpt = GPT
     with pytest.raises(GraphError, match="gradient_mb must be above 0 and at most 268,435,456, not 1e\\+20"):
         daydream.whatif(gpt, "p3", servers=4, gradient_mb=1e20)
 
@@ -495,9 +496,6 @@ def test_times_that_have_no_place_in_program_order_are_refused(ask, tmp_path):
 
 
 # The one campaign of hostile input, for as long as there is time: `python -m tests.fuzz` runs it by hand.
-
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,14 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from shared import ROOT
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and locks of processes that were killed"),
 ]
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def counted(*asked):

@@ -10,7 +10,6 @@ from machine import (
     Costs,
     Machine,
     Program,
-    Row,
     backward,
     cpu,
     device_sync,
@@ -261,7 +260,7 @@ def test_a_step_is_complete_when_the_last_work_launched_in_it_ends():
 
 
 def by_lane(rows):
-    lanes: dict[str | int, list[Row]] = defaultdict(list)
+    lanes = defaultdict(list)
     for row in rows:
         lanes[row.lane].append(row)
     return lanes
@@ -274,7 +273,7 @@ def result(request):
 
 def test_rows_of_a_thread_nest_and_tasks_of_a_stream_do_not_overlap(result):
     for rows in by_lane(result.host).values():
-        stack: list[Row] = []
+        stack = []
         for row in rows:
             while stack and stack[-1].end <= row.start:
                 stack.pop()
@@ -285,8 +284,8 @@ def test_rows_of_a_thread_nest_and_tasks_of_a_stream_do_not_overlap(result):
 
 
 def test_no_more_launches_are_in_flight_than_the_queue_holds(result):
-    changes: dict[str | int, list[tuple[int, int]]] = defaultdict(list)
-    ends: dict[int, tuple[str | int, int]] = {}
+    changes = defaultdict(list)
+    ends = {}
     for row in result.device:
         ends[row.correlation] = (row.lane, row.end)
     for correlation, (stream, end) in ends.items():

@@ -46,7 +46,7 @@ def program(request):
 
 @pytest.fixture(scope="module")
 def trace(program, window, tmp_path_factory):
-    path: Path = tmp_path_factory.mktemp("machine") / f"{program}.json.gz"
+    path = tmp_path_factory.mktemp("machine") / f"{program}.json.gz"
     first, last = WINDOWS[window]
     return daydream.load(machine(program).run(steps=last + 2).write(path, first, last))
 

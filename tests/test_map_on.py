@@ -222,6 +222,7 @@ def all_of(trace):
     return trace.metadata, trace.texts, columns
 
 
+@pytest.mark.slow
 def test_ranks_read_by_processes_are_the_same_trace(ranks):
     here, there = (daydream.load(ranks, ranks=[5, 3, 8], engine=each) for each in ("local", "processes:2"))
     assert all_of(here) == all_of(there)

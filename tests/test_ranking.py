@@ -3,11 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -16,7 +13,7 @@ from graph.small_graphs import kernels
 from graph.small_traces import op, repeated, trace
 from hypothesis import HealthCheck, given, settings
 from machine.programs import PROGRAMS, multi_stream
-from shared import TRACES, view_text
+from shared import EXAMPLES, TRACES, view_text
 from two_streams import steps
 
 import daydream
@@ -257,15 +254,14 @@ def test_the_engine_changes_nothing(recorded, own, engine):
     if engine.startswith("dask"):
         pytest.importorskip("distributed", reason="needs the extra `dask`")
     two = {"one": recorded, "other": steps_of()}
-    values = {"factor": [0.5, 1.0, 0.25, 0.1], "on": ["cpu", "gpu"]}
-    here = daydream.sweep(two, "scale", values)
+    # a file of a user's own goes with the question
+    question = own, {"times": [1, 2, 3], "fail": [True, False]}
+    if engine != "processes:2":
+        question = "scale", {"factor": [0.5, 1.0, 0.25, 0.1], "on": ["cpu", "gpu"]}
+    here = daydream.sweep(two, *question)
 
-    assert daydream.sweep(two, "scale", values, engine=engine).to_json() == here.to_json()
-    if engine == "processes:2":  # a file of a user's own goes with the question
-        there = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]}, engine=engine)
-        alone = daydream.sweep(two, own, {"times": [1, 2, 3], "fail": [True, False]})
-        assert there.to_json() == alone.to_json()
-        assert len(alone.refused) > 0
+    assert daydream.sweep(two, *question, engine=engine).to_json() == here.to_json()
+    assert here.refused
 
 
 def test_what_cannot_be_sent_to_workers_is_told(recorded, tmp_path):
@@ -329,8 +325,7 @@ def test_a_sweep_is_sorted_by_throughput_unless_by_step(replayed):
 # One question, one answer: laws that hold on every trace, whatever the truth is
 
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = [ROOT / "examples" / name for name in (
+SHIPPED = [EXAMPLES / name for name in (
     "mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "train_gpt_h200.parquet",
 )]  # fmt: skip
 LARGEST = 300_000  # bytes of a public trace; of the others every fourth one, chosen by its name
@@ -348,7 +343,7 @@ def public():
     return [pytest.param(path, id=str(path.relative_to(TRACES)), marks=pytest.mark.slow) for path in found]
 
 
-@pytest.fixture(scope="module", params=[*EXAMPLES, *public()], ids=lambda path: getattr(path, "name", None))
+@pytest.fixture(scope="module", params=[*SHIPPED, *public()], ids=lambda path: getattr(path, "name", None))
 def replay(request):
     try:
         return daydream.replay(daydream.load(request.param))
@@ -486,7 +481,7 @@ def test_each_says_what_decides_then(ranking):
 
 STEPS = (4, 8, 16)
 MOST = 2.2  # times the calls for twice the steps; 2 where growth is linear
-QUESTIONS: dict[str, Callable[[daydream.Trace], Any]] = {
+QUESTIONS = {
     "replay": lambda trace: daydream.replay(trace).to_json(),
     "what-if": lambda trace: daydream.whatif(trace, "amp").to_json(),
     "what-if that removes": lambda trace: daydream.whatif(trace, "fused-adam").to_json(),

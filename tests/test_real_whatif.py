@@ -4,13 +4,12 @@ import gzip
 import sqlite3
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from contention_machine import Machine
 from sanity import a_busy_device_gains_from_faster_kernels, sources
-from shared import TRACES, shared_replay, shared_trace
+from shared import GPT, TRACES, shared_replay, shared_trace
 
 import daydream
 from daydream import GraphError
@@ -42,7 +41,7 @@ def optimizer_cpu_ns(replay):
 @pytest.fixture(scope="module")
 def gpt_calls(tmp_path_factory):
     """Start and end of every launch call of the A100 forward passes, read from the raw tables."""
-    path: Path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
+    path = tmp_path_factory.mktemp("nsys") / "gpt.sqlite"
     path.write_bytes(gzip.decompress(shared_trace(GPT_EAGER).read_bytes()))
     with sqlite3.connect(path) as database:
         rows = database.execute(
@@ -352,9 +351,6 @@ def test_without_launches_a_device_of_half_the_work_saves_half_of_its_busy_time(
 # Contention measured in traces of a machine that has it, and predictions held against that machine
 
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic_gpt_gpu.json.gz"
-
-
 @cache
 def rerun(machine):
     return daydream.replay(machine.record())
@@ -394,7 +390,7 @@ def test_another_network_meets_the_machine_run_again(factor, network):
 def test_the_last_pass_is_followed_by_another():
     # Transfers that go on into the next step are slowed by its kernels too: without a pass behind them the
     # last ones would be faster than all others, and steps would never be found to have settled.
-    replay = daydream.replay(EXAMPLE)
+    replay = daydream.replay(GPT)
     how = {"workers": 8, "gradient_mb": 170.0, "bandwidth": 10.0, "contention": (1.3, 1.2)}
     found = daydream.whatif(replay, "tictac", **how)
     assert found.after.settled

@@ -14,10 +14,10 @@ import textwrap
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import size as tool
+from shared import EXAMPLES, GPT, ROOT
 
 import daydream
 from daydream.cli import main
@@ -30,7 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # comes with pytest there
 
-ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 STABILITY = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
@@ -44,7 +43,7 @@ FRAGMENT = re.compile(r"(\d+|[a-z][a-z0-9]*([-_][a-z0-9]+)*)\.(added|changed|fix
 
 def loaded(name):
     yaml = pytest.importorskip("yaml", reason="needs the extra `test`")
-    found: dict[Any, Any] = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    found = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
     return {"on" if key is True else key: value for key, value in found.items()}  # YAML 1.1 has `on` for true
 
 
@@ -88,7 +87,7 @@ def test_a_commit_is_checked_by_the_ruff_of_the_project():
 
 def extra(name):
     """Return what an extra installs, those that it names among them."""
-    found: set[str] = set()
+    found = set()
     for each in PROJECT["optional-dependencies"][name]:
         inner = re.fullmatch(r"daydream-sim\[(.*)\]", each)
         found |= set().union(*map(extra, inner[1].split(","))) if inner else {each}
@@ -97,7 +96,7 @@ def extra(name):
 
 def group(name):
     """Return what a dependency group installs, those that it includes among them."""
-    found: set[str] = set()
+    found = set()
     for each in PYPROJECT["dependency-groups"][name]:
         found |= group(each["include-group"]) if isinstance(each, dict) else {each}
     return found
@@ -145,7 +144,7 @@ def test_the_stability_page_names_exactly_the_public_names():
 def test_the_stability_page_names_the_schemas(capsys):
     with pytest.raises(SystemExit):
         main(["whatif", "--list", "--json"])
-    trace = daydream.load(ROOT / "examples" / "mlp_cpu.json.gz")
+    trace = daydream.load(EXAMPLES / "mlp_cpu.json.gz")
 
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -157,7 +156,6 @@ def test_the_stability_page_names_the_schemas(capsys):
 
 
 README = (ROOT / "README.md").read_text()
-EXAMPLES = ROOT / "examples"
 
 
 def blocks(language, text=README):
@@ -195,14 +193,6 @@ def content(path):
 
 
 # The README --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("heading", ["Quick start", "Tests"])
-def test_one_command_does_all_of_it(heading):
-    (block,) = blocks("sh", section(heading))
-
-    (command,) = block.strip().splitlines()
-    assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
 
 
 def test_nothing_tells_anybody_to_install_a_package_of_our_name_from_an_index():
@@ -347,9 +337,6 @@ def test_the_example_of_a_class_runs(name, monkeypatch, capsys):
 # The page of all JSON is what the records say, and the JSON has the keys of the records
 
 
-GPT = ROOT / "examples" / "synthetic_gpt_gpu.json.gz"
-
-
 def keys(record):
     return list(record.__struct_encode_fields__)
 
@@ -361,7 +348,7 @@ def test_the_page_is_current():
 
 def test_json_has_the_keys_of_the_records_and_their_values():
     replay = daydream.replay(GPT)
-    answers: list[Any] = [
+    answers = [
         replay.figures(),
         daydream.whatif(replay, "fused-adam"),
         daydream.rank(replay, ["fused-adam", "amp"], with_curves=False),

@@ -1,7 +1,5 @@
 """A range of steps is answered as if only these had been recorded, and little more of a file is read."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from graph.small_traces import note, op, trace
@@ -187,7 +185,7 @@ def of_ranges(rows, steps):
         "start_ns": np.array([begin * MS for _, begin, _ in rows]),
         "duration_ns": np.array([(end - begin) * MS for _, begin, end in rows]),
     }  # fmt: skip
-    listed: list[dict[str, Any]] = [
+    listed = [
         {
             "name": f"step {number}", "rank": 0, "start_ns": begin * MS, "end_ns": end * MS,
             "completion_ns": end * MS, "measured_ns": (end - begin) * MS, "covered": covered,

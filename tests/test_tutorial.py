@@ -5,19 +5,17 @@ outputs; read the difference.
 """
 
 import copy
-import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from cli.command_line import daydream
 from notebooks import execute, nbformat
+from shared import EXAMPLES
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, one of the test extra")
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NOTEBOOK = EXAMPLES / "tutorial.ipynb"
 TRACE = "synthetic_gpt_gpu.json.gz"
 
@@ -119,8 +117,7 @@ def test_its_optimization_is_short_and_runs_from_the_command_line(stored, folder
 
     command = ["whatif", "./mine/adam8bit.py", "--trace", TRACE, "--json"]
     answers = [
-        json.loads(daydream(*command, "--parameters", str(millions), folder=folder).out)
-        for millions in (55, 110)
+        daydream(*command, "--parameters", str(millions), folder=folder).json() for millions in (55, 110)
     ]
 
     code = source.split('"""')[-1].strip().splitlines()

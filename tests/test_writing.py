@@ -135,24 +135,23 @@ def test_a_folder_that_cannot_take_a_file_is_noticed_before_the_work(tmp_path):
 # What a killed process leaves ----------------------------------------------------------------------
 
 
-def killed_while_writing(target):
-    """Run a process that is killed while it writes."""
-    code = (
-        "import os, pathlib, sys\n"
-        "from daydream.files.atomic import write_whole\n"
-        "def write(temporary):\n"
-        "    pathlib.Path(temporary).write_text('half')\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "write_whole(sys.argv[1], write)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(target)], check=False, timeout=60)
-    assert done.returncode == -9
+KILLED = """
+import os, pathlib
+from daydream.files.atomic import write_whole
+def write(temporary):
+    pathlib.Path(temporary).write_text("half")
+    write_whole("other", kill)
+def kill(temporary):
+    pathlib.Path(temporary).write_text("half")
+    os.kill(os.getpid(), 9)
+write_whole("out", write)
+"""
 
 
 @posix
 def test_the_next_run_of_the_same_output_removes_what_a_killed_one_left(tmp_path):
-    for name in ("out", "other"):
-        killed_while_writing(tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == -9
     assert len(names(tmp_path)) == 2
 
     write_whole(tmp_path / "out", text("whole"))

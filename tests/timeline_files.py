@@ -4,7 +4,6 @@ import gzip
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from typing import Any
 
 NS = 1000  # a microsecond
 KEYS = {
@@ -56,7 +55,7 @@ def problems(document):
         elif event["ph"] == "C" and not (event["ts"] >= 0 and event["args"]["value"] >= 0):
             found.append(f"{event} is below zero")
     for lane, events in lanes.items():
-        open_ends: list[int] = []
+        open_ends = []
         for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
             while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
@@ -68,7 +67,7 @@ def problems(document):
 
 def _broken_arrows(document, lanes):
     """Return the arrows that have one end, go back in time, or end where there is no slice."""
-    ends: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+    ends = defaultdict(dict)
     found = []
     for event in document["traceEvents"]:
         if event["ph"] in "sf":

@@ -280,7 +280,7 @@ def of_schema_1(
         column = table.column(name)
         if column.null_count:
             raise TraceError(f"the column {name!r} of its memory events has holes")
-        empty = pa.array([], pa.int64())
+        empty = pa.nulls(0, pa.int64())
         events[name] = to_numpy(column.chunk(0) if column.num_chunks else empty, UNKNOWN)
     return MemoryEvents(events)
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from shared import EXAMPLES
 
 anyio = pytest.importorskip("anyio", reason="needs the extra `mcp`")
 pytest.importorskip("mcp", reason="needs the extra `mcp`")
@@ -54,7 +55,6 @@ def refusals(root, *asked, options=(), then=None):
 # `daydream mcp` with the official client, over stdio, in real processes
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GPU, CPU = "synthetic_gpt_gpu.json.gz", "mlp_cpu.json.gz"
 TOOLS = ["info", "explain", "rank", "whatif", "blame", "memory", "plan", "compare", "confirm"]
 LARGEST = 8000  # bytes of an answer: some 2,000 tokens
@@ -86,7 +86,7 @@ def no_cache(monkeypatch):
 
 
 def from_command(root, *words):
-    return json.loads(daydream(*words, "--json", folder=root).out)
+    return daydream(*words, "--json", folder=root).json()
 
 
 @pytest.mark.slow

@@ -23,8 +23,7 @@ def run(*words):
 
 def test_help_and_the_skill_need_no_package():
     for words, first in ((["--help"], "Usage: daydream mcp"), (["--skill"], "---\nname: daydream")):
-        done = run(*words)
-        assert done.code == 0, done.err
+        done = run(*words).good()
         assert done.out.startswith(first)
     path = Path(run("--skill-path").out.strip())
     assert path.read_text(encoding="utf-8") == run("--skill").out

@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 
 @dataclass
@@ -17,6 +20,15 @@ class Done:
     code: int
     out: str
     err: str
+
+    def good(self):
+        """Return this one, which must have ended well."""
+        assert self.code == 0, self.err
+        return self
+
+    def json(self):
+        """Return the object that was printed; NaN and infinity are none."""
+        return json.loads(self.out, parse_constant=pytest.fail)
 
 
 def words(args):

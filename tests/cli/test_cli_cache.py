@@ -1,10 +1,8 @@
 """The second question about a trace is answered from the user's cache, in the same words."""
 
-import json
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from shared import TRACES
@@ -13,7 +11,6 @@ from daydream.files.cache import ENTRY, FOLDER, UNFINISHED
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 QUESTIONS = (
     ("replay",), ("whatif", "amp"), ("whatif", "scale", "--factor", "0.5", "--on", "gpu"), ("rank",),
     ("explain",), ("info",), ("memory",),
@@ -72,8 +69,9 @@ def test_a_changed_trace_is_read_again_whatever_its_time_says(ask, folder, cache
     before = trace.stat()
     shutil.copyfile(folder / "ranks" / "rank0.json", trace)
     os.utime(trace, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert json.loads(ask("replay --trace step.json.gz --json").out) == json.loads(
-        ask("replay --trace step.json.gz --json --no-cache").out
+    assert (
+        ask("replay --trace step.json.gz --json").json()
+        == ask("replay --trace step.json.gz --json --no-cache").json()
     )
     assert len(entries(cache)) == 2
 

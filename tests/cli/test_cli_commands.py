@@ -4,14 +4,13 @@ import io
 import json
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import daydream as run_in
 from command_line import process
 from machine.programs import PROGRAMS
-from shared import shared_trace
+from shared import EXAMPLES, ROOT, shared_trace
 from timeline_files import NS, problems, read, slices, threads
 
 import daydream
@@ -148,7 +147,6 @@ def test_what_people_type_from_habit_leads_on(ask):
 # `daydream info --anonymous`: the answers stay to the digit, and no name of a person's does
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OF_MODELS = r"GPT|qkv|norm_1|blocks\.|Qwen|self_attn|q_proj|\.py\b|/root|/home"
 NUMBERS = ("replayed_ns", "predicted_ns", "predicted_low_ns", "predicted_high_ns")
 
@@ -222,9 +220,6 @@ def test_names_of_others_are_numbers_and_public_ones_stay(made, tmp_path):
 # `daydream example`: what comes with daydream is written where one is
 
 
-SOURCE = Path(__file__).resolve().parents[2] / "examples"
-
-
 def test_without_a_name_they_are_listed(ask):
     done = ask("example")
 
@@ -237,7 +232,7 @@ def test_an_example_is_what_the_repository_holds(ask, folder, name):
     done = ask("example", name, "-o", f"copy_of_{name}")
 
     assert done.code == 0
-    assert (folder / f"copy_of_{name}").read_bytes() == (SOURCE / name).read_bytes()
+    assert (folder / f"copy_of_{name}").read_bytes() == (EXAMPLES / name).read_bytes()
     assert f"copy_of_{name}" in done.err.splitlines()[-1]
 
 
@@ -316,7 +311,7 @@ def test_work_that_overlaps_on_one_stream_gets_a_row_of_its_own(tmp_path):
 # `daydream calibrate` and `--table` as people run them: real processes on a small recorded CPU trace
 
 
-RECORDED = Path(__file__).resolve().parents[2] / "validation" / "cpu" / "MLP-1.parquet"
+RECORDED = ROOT / "validation" / "cpu" / "MLP-1.parquet"
 BATCH = ("batch-size", "--factor", "2")
 
 
@@ -353,14 +348,14 @@ def test_it_says_what_was_measured_and_what_was_not(calibrated):
 def test_a_tool_prints_a_table_and_json(ask):
     text = ask("tool kernel-frequency --trace step.parquet").out
     assert text.startswith("kernels (")
-    found = json.loads(ask("tool kernel-frequency --trace step.json.gz --json").out)
+    found = ask("tool kernel-frequency --trace step.json.gz --json").json()
     assert found["schema"] == 1
     assert {"name", "count", "total_ns"} == set(found["kernels"][0])
     assert f"{found['kernels'][0]['count']:,}" in text.splitlines()[2]
 
 
 def test_a_list_of_tools(ask):
-    listed = json.loads(ask("tool --list --json").out)["tools"]
+    listed = ask("tool --list --json").json()["tools"]
     assert [tool["name"] for tool in listed][:2] == ["kernel-frequency", "top-kernels"]
     assert "idle-gaps" in ask("tool --list").out
 
@@ -412,10 +407,11 @@ def scripts(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_times_what_the_tool_changes_before_and_with_it(scripts):
     done = process(IN_PLACE, folder=scripts)
     assert done.code == 0, done.err
-    said = json.loads(done.out)
+    said = done.json()
     assert (said["schema"], said["tool"], said["device"]) == (1, "./change.py", "cpu")
     assert {(row["op"], row["phase"]) for row in said["measured"]} == {
         ("aten::gelu", "forward"),

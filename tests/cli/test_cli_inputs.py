@@ -1,6 +1,5 @@
 """Files beside the trace: counters, handles, contention, ranges of steps, ExecuTorch's."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from command_line import daydream as typed
 from contention_machine import Machine
 from long_recording import SOME, STEPS
+from shared import GPT, ROOT
 
 import daydream
 from daydream import DebugHandleMap, Handle
@@ -17,7 +17,6 @@ from daydream import DebugHandleMap, Handle
 # `--counters` on the command line: what it changes, what it says, and what it refuses
 
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
 TABLE = (
     '"ID","Process ID","Kernel Name","Grid Size","Metric Name","Metric Unit","Metric Value"\n'
     '"0","1","ampere_sgemm_128x64_tn","","dram__bytes.sum","Mbyte","2.5"\n'
@@ -32,20 +31,19 @@ def counted(tmp_path_factory):
 
 
 def asked(counted, command, *words):
-    return typed(*command, "--trace", str(EXAMPLE), *words, folder=counted)
+    return typed(*command, "--trace", str(GPT), *words, folder=counted)
 
 
 @pytest.mark.parametrize("command", [["whatif", "amp"], ["explain"], ["rank", "--no-curves"]])
 def test_commands_say_how_many_kernels_have_counters(counted, command):
-    notes = json.loads(asked(counted, command, "--counters", "c.csv", "--json").out)["notes"]
+    notes = asked(counted, command, "--counters", "c.csv", "--json").json()["notes"]
     assert any("have counters of c.csv; their FLOP and bytes are taken from them" in note for note in notes)
     assert any("each has the mean of those that were counted" in note for note in notes)
 
 
 def test_a_trace_that_is_imported_keeps_them(counted):
-    done = typed("import", str(EXAMPLE), "--counters", "c.csv", "-o", "t.parquet", folder=counted)
-    assert done.code == 0, done.err
-    found = json.loads(typed("info t.parquet --json", folder=counted).out)
+    typed("import", str(GPT), "--counters", "c.csv", "-o", "t.parquet", folder=counted).good()
+    found = typed("info t.parquet --json", folder=counted).json()
     assert any("have counters of c.csv" in note for note in found["notes"])
 
 
@@ -58,10 +56,10 @@ def test_a_map_is_given_to_an_import_and_to_a_what_if(ask, folder):
     owners = (Handle("aten::add", "blocks.0", weight=1), Handle("aten::relu", "blocks.1", weight=3))
     (folder / "map.json").write_text(DebugHandleMap({name: owners}, rule="flop").to_json())
     words = ("scale", "--layer", "blocks.1", "--factor", "0", "--json")
-    whatif = json.loads(ask("whatif", *words, "--trace", "step.parquet", "--handles", "map.json").out)
+    whatif = ask("whatif", *words, "--trace", "step.parquet", "--handles", "map.json").json()
     assert any("shared over the operators" in note for note in whatif["notes"])
     assert ask("import step.json.gz --handles map.json -o mapped.parquet").code == 0
-    again = json.loads(ask("whatif", *words, "--trace", "mapped.parquet").out)
+    again = ask("whatif", *words, "--trace", "mapped.parquet").json()
     assert again["predicted_ns"] == whatif["predicted_ns"] < whatif["replayed_ns"]
     assert ask("whatif", *words, "--trace", "step.parquet").code == 1  # no layers without the map
 
@@ -69,17 +67,7 @@ def test_a_map_is_given_to_an_import_and_to_a_what_if(ask, folder):
 # `--json`: one object with exactly the keys of docs/json.md, and nothing else on stdout
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-
-
-def parsed(done):
-    """Return the one object a command printed; anything else, NaN and infinity included, fails."""
-    assert done.code == 0, done.err
-
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
-
-    return json.loads(done.out, parse_constant=refuse)
+PAGE = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +80,7 @@ def parsed(done):
     ],
 )  # fmt: skip
 def test_json_has_the_keys_of_the_page(ask, command):
-    result = parsed(ask(*command.split(), "--json"))
+    result = ask(*command.split(), "--json").good().json()
 
     section = PAGE.partition(f"## `daydream {command.split()[0]} --json`\n")[2].partition("\n##")[0]
     assert result.pop("schema") == 1
@@ -109,7 +97,7 @@ def test_what_a_users_code_prints_goes_to_stderr(ask, folder):
 
     done = ask("whatif ./chatty.py --loud --trace step.parquet --json")
 
-    assert parsed(done)["options"] == {"loud": True}
+    assert done.good().json()["options"] == {"loud": True}
     # Once for the estimated step, once for the recorded one.
     assert done.err == "loading\nediting True\nediting True\n"
 
@@ -130,7 +118,7 @@ def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
     shown = " ".join(ask(*NETWORK).out.split())
     assert "Kernels take x1.30 while a transfer runs, measured on " in shown
     found = {
-        how: parsed(ask(*NETWORK, "--contention", how, "--json"))
+        how: ask(*NETWORK, "--contention", how, "--json").good().json()
         for how in ("measured", "off", "1.3", "2,1.1")
     }
     modes = {how: result["contention"]["mode"] for how, result in found.items()}
@@ -153,8 +141,7 @@ def test_a_prediction_tells_what_it_was_made_with(ask, folder, recording):
 
 def steps_of(done):
     """Return the names of the steps that `replay --json` tells of."""
-    assert done.code == 0, done.err
-    return [step["name"] for step in json.loads(done.out)["steps"]]
+    return [step["name"] for step in done.good().json()["steps"]]
 
 
 def test_a_range_is_the_same_from_every_source(ask, tmp_path, monkeypatch):
@@ -188,46 +175,33 @@ def model(folder):
 def test_an_imported_program_is_asked_as_any_trace(ask, model):
     done = ask("import model.etdp --etrecord model.etrecord --json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
+    told = done.json()
     assert (told["rows"], told["steps"], told["covered"]) == (116, 6, 5)
     assert any("54 of 54 rows, 100.0% of their time, have debug handles" in note for note in told["notes"])
     for words in (["info", "model.parquet"], ["replay", "--trace", "model.parquet"]):
         assert ask(*words).code == 0
-    replayed = json.loads(ask("replay --trace model.parquet --json").out)
+    replayed = ask("replay --trace model.parquet --json").json()
     assert replayed["error"] == 0
     assert "aten::convolution" in ask("explain --trace model.parquet -v").out
-    answer = json.loads(ask("whatif scale --trace model.parquet --layer fc1 --factor 0.5 --json").out)
+    answer = ask("whatif scale --trace model.parquet --layer fc1 --factor 0.5 --json").json()
     assert 0 < answer["predicted_ns"] < answer["replayed_ns"]
 
 
 # Of a long recording commands answer from the steps that stand for all, and say so
 
 
-@pytest.fixture
-def asked_of_long(ask):
-    """Return what a command prints that ends well."""
-
-    def call(*words):
-        done = ask(*words)
-        assert done.code == 0, done.err
-        return done.out
-
-    return call
-
-
 @pytest.mark.parametrize("words", [["whatif", "amp"], ["rank"], ["explain"], ["replay"]])
-def test_answers_say_of_which_steps_they_are(asked_of_long, long, words):
-    said = " ".join(asked_of_long(*words, "--trace", str(long)).split())
+def test_answers_say_of_which_steps_they_are(ask, long, words):
+    said = " ".join(ask(*words, "--trace", str(long)).good().out.split())
     run = daydream.load(long, steps="typical").metadata["typical_run"]
 
     assert run in said
     assert run.startswith(f"{SOME} of {STEPS} steps stand for all (--steps ")
-    assert "stand for all" not in asked_of_long(*words, "--trace", str(long), "--steps", ":")
+    assert "stand for all" not in ask(*words, "--trace", str(long), "--steps", ":").good().out
 
 
-def test_compare_tells_it_of_both(asked_of_long, long):
-    said = " ".join(
-        asked_of_long("compare", "-v", str(long), str(long)).split()
-    )  # lines break by the path's length
+def test_compare_tells_it_of_both(ask, long):
+    # lines break by the path's length
+    said = " ".join(ask("compare", "-v", str(long), str(long)).good().out.split())
 
     assert said.count(f"{SOME} of {STEPS} steps") == 2

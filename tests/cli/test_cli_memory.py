@@ -98,7 +98,7 @@ def test_rank_has_a_column_and_sorts_by_it(held):
     assert done.code == 0
     first, *_ = done.out.splitlines()
     assert first.startswith("fused-adam: peak memory 2.6 -> 2.1 KiB")
-    found = json.loads(asked(held, "rank --by memory --json --no-curves").out)
+    found = asked(held, "rank --by memory --json --no-curves").json()
     known = [each["memory"]["after_bytes"] for each in found["changes"] if each["memory"]]
     assert known == sorted(known)
 
@@ -112,7 +112,7 @@ def test_the_largest_batch(held):
     none = asked(held, "memory --largest-batch --capacity 1000")
     assert "next: daydream rank --by memory m.parquet" in none.err  # a factor of 1 is no change
     again = asked(held, "memory --largest batch --capacity 1000 --json")
-    found = json.loads(again.out)
+    found = again.json()
     assert (found["what"], found["recorded"], found["fits"], found["too_large"]) == ("batch", 2, 0, 1)
 
 
@@ -123,7 +123,7 @@ def test_a_users_file_says_what_it_does_to_memory(held):
     )
     (held / "mine.py").write_text(text)
 
-    found = json.loads(asked(held, "whatif ./mine.py --part 0.25 --json").out)["memory"]
+    found = asked(held, "whatif ./mine.py --part 0.25 --json").json()["memory"]
 
     assert found["after_bytes"] == NOW - 3 * WEIGHT
 
@@ -182,7 +182,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("by", ["operators", "layers", "idle"])
 def test_other_looks_have_text_and_json(trained, by):
     done = daydream("memory --trace t.parquet --by", by, folder=trained)
-    said = json.loads(daydream("memory --trace t.parquet --by", by, "--json", folder=trained).out)
+    said = daydream("memory --trace t.parquet --by", by, "--json", folder=trained).json()
 
     assert done.code == 0
     assert done.out.startswith("cpu: ")

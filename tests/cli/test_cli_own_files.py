@@ -1,6 +1,5 @@
 """Options of what-ifs and a user's own files: what each means, and what is said of mistakes."""
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import daydream as typed
+from shared import EXAMPLES, GPT
 
 import daydream
 from daydream.cli.whatif import above_gate
@@ -180,9 +180,6 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(tmp_path):
 # Where an optimization does not apply: the reason, and what to do, on every example
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
 @pytest.mark.parametrize("example", ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz"])
 @pytest.mark.parametrize("name", names())
 def test_every_refusal_has_a_next_step(ask, name, example):
@@ -252,7 +249,6 @@ def files_of(folder):
 
 HEAD = "from daydream import GraphError\n\n\ndef mine(graph, *, keep: float = 0.0):\n    n = 0\n    "
 LINE = 6
-EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
 MISTAKES = {
     "graph.select().scale(1 / n)": ["ZeroDivisionError: division by zero"],
     "graph.select(phas='forward').scale(0.5)": ["tasks have no column 'phas'. Did you mean 'phase'?"],
@@ -313,8 +309,8 @@ def test_a_layer_that_is_not_there_gets_the_nearest(ask, folder):
         "def other(graph):\n    graph.select(kind='cpu', layer=('head', 'heads')).where(name='x').remove()\n"
     )
 
-    done = ask("whatif mine.py --trace", str(EXAMPLE))
-    other = ask("whatif other.py --trace", str(EXAMPLE))
+    done = ask("whatif mine.py --trace", str(GPT))
+    other = ask("whatif other.py --trace", str(GPT))
 
     assert done.code == other.code == FAILED
     assert "No layer matches 'layer.*.atention.*'." in done.err
@@ -394,8 +390,7 @@ def test_cluster_is_of_the_trace_where_the_optimization_has_no_such_option(ask):
 
 
 def options_of(done):
-    assert done.code == 0, done.err
-    return json.loads(done.out)["options"]
+    return done.good().json()["options"]
 
 
 @pytest.mark.parametrize(
@@ -454,9 +449,6 @@ def test_a_change_of_nothing_is_an_error_with_a_reason(ask, folder):
 # `whatif --fail-above`: a gate for CI, which shows the answer and tells by its exit code
 
 
-GPT = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
-
-
 def test_what_is_short_enough_passes_and_what_is_not_exits_with_3():
     asked = ("whatif", "amp", "--trace", GPT.name, "--fail-above")
     short, long = (
@@ -467,7 +459,7 @@ def test_what_is_short_enough_passes_and_what_is_not_exits_with_3():
     assert short.out == long.out  # the answer is there either way
     assert "gate failed" not in short.err
     assert "gate failed: 10.22 ms predicted, 9.00 ms allowed" in long.err
-    assert json.loads(typed(*asked, "8", "--json", folder=GPT.parent).out)["predicted_ns"] > 8e6
+    assert typed(*asked, "8", "--json", folder=GPT.parent).json()["predicted_ns"] > 8e6
 
 
 def test_what_is_not_known_does_not_pass():

@@ -1,12 +1,12 @@
 """Many questions at once: rank, sweep, scaling, suggestions."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 from graph.small_traces import repeated
@@ -35,7 +35,7 @@ def test_if_nothing_is_answered_the_reasons_are_shown_and_it_has_failed(ask):
     assert done.code == 1
     assert "  all: a factor of 1 leaves every task as it is" in done.out
     assert done.err == "error: no scenario could be answered; the reasons are listed\n"
-    assert len(json.loads(ask(*asked, "--json").out)["refused"]) == 1
+    assert len(ask(*asked, "--json").json()["refused"]) == 1
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
@@ -243,7 +243,7 @@ def test_a_plot_is_written_and_not_over_another(ask, folder, name):
 
 def test_the_three_largest_of_a_trace_are_those_of_rank(folder, ask):
     found = suggestions(folder / "step.parquet", patience_s=100)
-    ranked = json.loads(ask("rank --trace step.parquet --json").out)["changes"]
+    ranked = ask("rank --trace step.parquet --json").json()["changes"]
 
     assert found.missing is None
     assert found.entries[0] == ranked[0]
@@ -263,22 +263,14 @@ def test_a_trace_that_cannot_be_ranked_is_told_in_a_line(tmp_path):
     assert line.startswith("no suggestions: ranking failed (")
 
 
-def test_ranking_is_not_waited_for(folder):
-    began = time.monotonic()
-    found = suggestions(folder / "step.parquet", patience_s=0.05)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError, ""), (KeyboardInterrupt, ""), (subprocess.TimeoutExpired("rank", 5), "took longer than 5 s")],
+)
+def test_nothing_that_goes_wrong_gets_out(folder, monkeypatch, error, said):
+    monkeypatch.setattr(module.subprocess, "run", Mock(side_effect=error))
 
-    assert found.missing == "ranking took longer than 0.05 s"
-    assert time.monotonic() - began < 30
-
-
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_nothing_that_goes_wrong_gets_out(folder, monkeypatch, error):
-    def fail(*_args, **_options):
-        raise error
-
-    monkeypatch.setattr(module.subprocess, "run", fail)
-
-    assert suggestions(folder / "step.parquet").missing
+    assert said in suggestions(folder / "step.parquet", patience_s=5).missing
 
 
 def test_that_nothing_helps_is_said():

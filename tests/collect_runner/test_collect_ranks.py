@@ -1,11 +1,10 @@
 """Several processes, one trace; and the example scripts."""
 
 import socket
-from pathlib import Path
 
 import numpy as np
 import pytest
-from shared import view_text
+from shared import EXAMPLES, view_text
 
 import daydream
 from daydream.collect.derive.collectives import host_collectives, match_collectives
@@ -16,7 +15,6 @@ from daydream.report.views.info import collectives_of_steps
 pytest.importorskip("torch", reason="collects real training scripts")
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DDP = """
         import os, time
         import torch.distributed as dist

@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from shared import ROOT
 
 import daydream
+from daydream.trace.recorded_steps import made_up
 from daydream.world import Refused, explain_errors
 
 torch = pytest.importorskip("torch", reason="collects real training scripts")
@@ -223,6 +224,47 @@ def test_what_one_rank_cannot_know_ends_the_script_with_a_line(folder, script, s
     assert "Traceback" not in done.err
 
 
+EMULATED = "--emulate", "h100", "train.py"
+ON_GPU = """
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for (x,) in DataLoader(TensorDataset(torch.randn(80, 64)), 8):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_of_ddp_is_emulated_and_marked_so(folder):
+    done = collect(folder, ON_GPU, *EMULATED, world=("--world", "8", "--cluster", "dgx-h100"))
+    assert done.code == 0, done.err
+    trace = done.trace()
+    assert made_up(trace) == "emulated H100 SXM, rank 0 of 8 in a fake world"
+    assert not any("aten::select" in name for name in trace.text("name"))  # the data loader's
+    assert sum(one == "all_reduce" for one in trace.values("collective")) >= 3
+    [left_out] = [note for note in trace.metadata["notes"] if note.startswith("Not emulated")]
+    assert "DDP's buckets stay those of its first step" in left_out
+    assert any("buffers of its communication library" in note for note in daydream.memory_of(trace).notes)
+    del trace.metadata["fake_world"]
+    assert any("beside tensors is a model's" in note for note in daydream.memory_of(trace).notes)
+    # the CPU decides: slow ones, fast ones
+    found = daydream.whatif(done.trace(), "scale", on="gpu", factor=0.5)
+    assert found.predicted_high_ns > 1.4 * found.simulated_ns > 1.6 * found.predicted_low_ns > 0
+
+
+def test_a_script_without_a_gpu_is_refused(folder):
+    script = """
+        for _ in range(10):
+            step()
+    """
+    folder.script(script)
+    done = folder.collect(*EMULATED)
+    assert done.code == 1
+    assert "the recorded steps ran nothing on the emulated GPU" in done.err
+    assert not (folder.path / "train.parquet").exists()
+
+
 def test_an_error_that_ends_the_script_is_explained_or_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "excepthook", lambda *given: shown.append(given[1]))
@@ -236,7 +278,7 @@ def test_an_error_that_ends_the_script_is_explained_or_shown(monkeypatch):
 
 # -- a fake world asks for the collectives of the real job, and holds as much memory: two and four ranks -----
 
-WORLDS = Path(__file__).parents[2] / "validation" / "worlds.py"
+WORLDS = ROOT / "validation" / "worlds.py"
 
 
 @pytest.mark.slow

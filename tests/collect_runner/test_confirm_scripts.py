@@ -2,15 +2,14 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from shared import EXAMPLES
 
 import daydream
 
 pytest.importorskip("torch", reason="confirms changes in real training scripts")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 FEW = ("--rounds", "3", "--block-steps", "2")
 # Warm-up, capture, timing, the change's warm-up, blocks, a window with the change, and some more.
 LONG_ENOUGH = 5 + 1 + 4 + 21 + 4 + 3 * 3 * 3 + 8 + 4
@@ -36,7 +35,7 @@ def confirmed(folder, *args):
     ("script", "name"),
     [
         ("train_gpt.py", "fused-adam"),
-        ("train_cnn.py", "foreach-optimizer"),
+        pytest.param("train_cnn.py", "foreach-optimizer", marks=pytest.mark.slow),
     ],
 )
 def test_an_example_is_confirmed(folder, script, name):
@@ -103,7 +102,8 @@ def test_an_own_file_is_made_and_undone(folder):
     assert set(after.text("layer")) == set(before.text("layer"))
 
 
-@pytest.mark.parametrize("missing", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [0, 1])
 def test_it_takes_as_many_steps_as_are_said(folder, missing):
     folder.script(NOTHING, "half.py", begin="")
     needed = 5 + 4 + 21 + 4 + 3 * 3 * 3

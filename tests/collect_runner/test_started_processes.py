@@ -81,29 +81,7 @@ def test_launchers_are_known_by_what_is_run(command, launches):
     assert is_launcher(command.split()) == launches
 
 
-@needs_torch
-def test_the_helpers_of_a_script_see_the_environment_as_it_is_without_us(folder):
-    folder.script(
-        """
-        import json, os, subprocess, sys
-        import torch
-        seen = "import json, os; print(json.dumps(dict(os.environ)))"
-        said = [subprocess.check_output([sys.executable, "-c", seen]),
-                os.popen(f"{sys.executable} -c '{seen}'").read()]
-        with open(sys.argv[-1], "w") as file:
-            json.dump(list(map(json.loads, said)), file)
-        """,
-        begin="",
-    )
-    folder.python("train.py", "plain.json")
-    folder.collect("train.py", "collected.json")
-    plain, collected = (
-        json.loads((folder.path / f"{name}.json").read_text()) for name in ("plain", "collected")
-    )
-
-    assert collected == plain
-
-
+@pytest.mark.slow
 @needs_torch
 def test_a_script_that_starts_itself_anew_is_recorded(folder):
     folder.script(
@@ -228,6 +206,7 @@ def test_before_the_first_step_only_compiling_tells_that_it_runs():
     assert watched.after(40) == ["step 1 has taken 80 s"]
 
 
+@pytest.mark.slow
 def test_torch_itself_says_when_it_compiles(folder):
     pytest.importorskip("torch", reason="compiles with torch")
     folder.script(
@@ -277,6 +256,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(ask, folder):
     assert "cannot write locked" in ask("-o", "locked/t.parquet", "train.py").err
 
 
+@pytest.mark.slow
 def test_an_isolated_interpreter_is_noticed_by_its_silence(tmp_path):
     command = [sys.executable, "-I", "-c", "raise SystemExit(0)"]
     done = runner.collect(command, tmp_path / "t.parquet", runner.Recording())
@@ -285,16 +265,23 @@ def test_an_isolated_interpreter_is_noticed_by_its_silence(tmp_path):
     assert "does not read PYTHONPATH" in done.problems[0]
 
 
-def test_a_script_sees_what_it_sees_without_us(folder):
+def test_a_script_and_its_helpers_see_what_they_see_without_us(folder):
     folder.script(
         """
-        import json, os, pickle, sys
+        import json, os, pickle, subprocess, sys
         class Thing: pass
         pickle.loads(pickle.dumps(Thing()))
+        found = [__name__, __file__, __spec__ is None, sys.argv[:-1], sys.orig_argv[1:-1], os.getcwd(),
+                 sys.path, sys.modules["sitecustomize"].__file__, sorted(sys.modules), len(sys.meta_path)]
+        try:
+            import torch
+        except ImportError:
+            pass
+        seen = "import json, os; print(json.dumps(dict(os.environ)))"
+        said = [subprocess.check_output([sys.executable, "-c", seen]),
+                os.popen(f"{sys.executable} -c '{seen}'").read()]
         with open(sys.argv[-1], "w") as file:
-            json.dump([__name__, __file__, __spec__ is None, sys.argv[:-1], sys.orig_argv[1:-1], os.getcwd(),
-                       sys.path, sys.modules["sitecustomize"].__file__, sorted(sys.modules),
-                       len(sys.meta_path)], file)
+            json.dump([*map(json.loads, said), *found], file)
         """,
         **PLAIN,
     )
@@ -310,6 +297,7 @@ def test_a_script_sees_what_it_sees_without_us(folder):
     assert plain == collected
 
 
+@pytest.mark.slow
 def test_a_process_that_outlives_the_run_is_left_alone(folder):
     environment = folder.environment(
         DAYDREAM_COLLECT=str(folder.path / "over"), PYTHONPATH=str(runner.INJECT)

@@ -201,7 +201,6 @@ def test_so_does_json(tmp_path):
 
 
 MB = 1 << 20
-HEADER = "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n"
 LOG = """\
 # nThread 1 nGpus 3 minBytes 8 maxBytes 2048 step: 2(factor)
 # Using devices

@@ -1,7 +1,6 @@
 """Devices and how their kernels' times change: each time worked out by hand."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -328,7 +327,7 @@ def shown(
     **columns,
 ):
     """Return what a trace shows in which kernels run from 100 on, and transfers from there `until` then."""
-    rows: list[Any] = []
+    rows = []
     for step in range(steps):
         for place in range(places):
             slot = step * places + place

@@ -205,7 +205,7 @@ def test_lists_of_tensors_are_made_for_optimizers():
     pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen: dict[str, list] = {}
+    seen = {}
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -265,6 +265,7 @@ def test_a_calibration_measures_what_it_can_and_lists_the_rest():
     assert found.device == "cpu"
 
 
+@pytest.mark.slow
 def test_what_is_not_reached_in_time_is_listed():
     pytest.importorskip("torch")
     with pytest.raises(NotApplicableError, match="not reached within 1e-09 s: 2"):
@@ -289,7 +290,8 @@ def test_a_call_that_crashes_torch_does_not_end_the_calibration(monkeypatch):
     assert [call.reason.partition(" (")[0] for call in found.left_out] == ["torch crashed on it"]
 
 
-def test_a_call_that_hangs_is_given_up(monkeypatch):
+@pytest.mark.slow
+def test_a_call_that_hangs_is_given_up():
     pytest.importorskip("torch")
     from daydream.calibration.worker import Worker
 
@@ -401,6 +403,12 @@ def tables(tmp_path, monkeypatch):
     measured_tables._rows.cache_clear()
 
 
+@pytest.fixture
+def no_tables(monkeypatch):
+    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
+    measured_tables._rows.cache_clear()
+
+
 def at_half_of_peak(peak):
     # a fixed cost of 2.5 us, and all twice as long as the roofline says
     return lambda m, n, k: 2 * (2_500 + 2 * m * n * k / (peak * 1e3))
@@ -466,9 +474,7 @@ def test_a_recorded_product_goes_with_the_ratio_of_what_was_measured_on_both(tab
     assert not any("narrower range" in note for note in graph.facts.notes)
 
 
-def test_without_tables_it_goes_by_peaks_in_a_range_as_wide_as_their_error(monkeypatch):
-    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
-    measured_tables._rows.cache_clear()
+def test_without_tables_it_goes_by_peaks_in_a_range_as_wide_as_their_error(no_tables):
     graph, product = moved()
     found = retime(graph, product, device=B200)
     assert (found.model.tolist(), found.doubt.tolist()) == (["roofline"], [0.5])
@@ -554,11 +560,7 @@ def modelled_ns(machine, members=4, nbytes=4 * 2**20):
         (8, "NVIDIA L40S", "h100", 1 - 1 / 16),  # from eight of them: a sixteenth of that
     ],
 )
-def test_without_tables_the_model_of_both_machines_tells_in_a_wide_range(
-    monkeypatch, members, device, to, off
-):
-    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
-    measured_tables._rows.cache_clear()
+def test_without_tables_the_model_of_both_machines_tells_in_a_wide_range(no_tables, members, device, to, off):
     graph, transfers = job(device, range(members))
     gpu(graph, to=to)
     here, there = find_device(device).machine, find_device(to).machine
@@ -578,18 +580,14 @@ def test_without_tables_the_model_of_both_machines_tells_in_a_wide_range(
         ({}, "h200"),  # in the same machine
     ],
 )
-def test_other_collectives_keep_their_time(monkeypatch, asked, to):
-    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
-    measured_tables._rows.cache_clear()
+def test_other_collectives_keep_their_time(no_tables, asked, to):
     graph, transfers = job(**asked)
     gpu(graph, to=to)
     assert transfers.duration_ns.tolist() == [100_000]
     assert any("keep their time" in note for note in graph.facts.notes)
 
 
-def test_what_a_collective_may_be_off_widens_both_ends(monkeypatch):
-    monkeypatch.setattr(measured_tables, "tables_folder", lambda: None)
-    measured_tables._rows.cache_clear()
+def test_what_a_collective_may_be_off_widens_both_ends(no_tables):
     job_of_two = shared_replay("kineto/a100_resnet_ddp_rank0of2.json.gz")
     found = daydream.whatif(job_of_two, "gpu", to="l40s")
     assert found.affected.doubt > 0

@@ -9,10 +9,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +55,7 @@ def published():
     """Return what the installed torch says of its operators, by column."""
     from torchgen.packaged.autograd.load_derivatives import load_derivatives
 
-    found: dict[str, dict[str, set[str]]] = {}
+    found = {}
     at_once = set()
 
     def add(name, column, value):
@@ -202,7 +200,7 @@ def test_no_table_is_read_at_a_start():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-CASES: dict[str, tuple[Callable[[Any, Any], Any], tuple[int, ...]]] = {
+CASES = {
     "product": (lambda t, x: t.mm(x, x), (8, 8)),
     "added product": (lambda t, x: t.addmm(x, x, x), (8, 8)),
     "convolution": (lambda t, x: t.nn.functional.conv2d(x, x), (4, 4, 3, 3)),
@@ -232,9 +230,7 @@ def test_a_node_saves_as_many_tensors_as_hooks_see(case):
     assert _count(node.name()) == len(saved)
 
 
-LAST: dict[
-    str, tuple[str, Callable[[Any, Any], Any]]
-] = {  # what ends a checkpointed block: its operator, a call
+LAST = {  # what ends a checkpointed block: its operator, a call
     "linear": ("addmm", lambda t, x: t.nn.functional.linear(x, x, x[0])),
     "gelu": ("gelu", lambda t, x: t.nn.functional.gelu(x)),
     "softmax": ("_softmax", lambda t, x: x.softmax(-1)),
@@ -249,7 +245,7 @@ def test_torch_computes_the_last_operator_again_if_its_result_is_saved(last):
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.checkpoint import checkpoint
 
-    ran: list[str] = []
+    ran = []
 
     class Listed(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -1,9 +1,7 @@
 """FLOP and bytes of operators that torch runs: counted by hand and by torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +49,7 @@ def recorded(run):
     rows = np.flatnonzero(trace.is_kind("operator"))
     work = work_of_rows(trace, rows)
     flop, nbytes, family = work.flop, work.nbytes, work.family
-    found: dict[str, list[tuple[int, int, str]]] = {}
+    found = {}
     for row, *amounts in zip(rows, flop.tolist(), nbytes.tolist(), family.tolist(), strict=True):
         if amounts[2] is not None:
             found.setdefault(trace.text("name")[trace["name"][row]].removeprefix("aten::"), []).append(
@@ -68,7 +66,7 @@ def counted(run):
     """Return torch's count by operator, without overloads."""
     with flop_counter.FlopCounterMode(display=False) as counter:
         run()
-    found: dict[str, int] = {}
+    found = {}
     for op, flop in counter.get_flop_counts().get("Global", {}).items():
         name = str(op).split(".")[1]
         found[name] = found.get(name, 0) + int(flop)
@@ -92,7 +90,7 @@ F, nn = torch.nn.functional, torch.nn
 
 X = (6, 4)
 WIDE, SMALL = (2, 3, 4, 4), 2 * 3 * 2 * 2  # 96 elements, and what pooling leaves of them
-HAND: dict[str, tuple[Callable[[], tuple[Callable[..., Any], list[Any]]], dict[str, tuple[int, int]]]] = {
+HAND = {
     # normalization: 8 FLOP an element, input and output, weight and bias; backward 14, gradients and input
     "layer norm": (
         lambda: (lambda x, w, b: F.layer_norm(x, (4,), w, b), [values(*X), values(4), values(4)]),
@@ -167,7 +165,7 @@ CONVOLUTIONS = [
 
 # Products
 
-PRODUCTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+PRODUCTS = {
     "mm": (torch.mm, [(3, 4), (4, 5)]),
     "addmm": (torch.addmm, [(5,), (3, 4), (4, 5)]),
     "bmm": (torch.bmm, [(2, 3, 4), (2, 4, 5)]),

@@ -42,8 +42,8 @@ class Call:
 
 class _Recorder:
     def __init__(self):
-        self.rows: list[dict[str, Any]] = []
-        self.kernels: list[dict[str, Any]] = []
+        self.rows = []
+        self.kernels = []
         self.clock = self.device_clock = 0
 
     def record(self, call, parent=-1):

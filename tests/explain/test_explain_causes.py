@@ -1,12 +1,10 @@
 """Causes of small steps, worked out by hand: shares, waits beside them, and what avoids them."""
 
-from pathlib import Path
-
 import pytest
 from graph.small_traces import repeated as recorded_steps
 from graph.small_traces import rows, trace
 from machine.programs import PROGRAMS
-from shared import shared_replay, view_text
+from shared import EXAMPLES, shared_replay, view_text
 from two_streams import steps
 
 import daydream
@@ -328,16 +326,6 @@ def test_convolutions_by_an_algorithm_that_fits_all_are_told(name, told):
 
     assert explanation.general_convolutions_ns == told
     assert ("cudnn.benchmark = True" in " ".join(beside(explanation))) == bool(told)
-
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-TRACES = ["mlp_cpu.json.gz", "synthetic_gpt_gpu.json.gz", "kineto/rtx2080ti_resnet_30_iterations.json.gz"]
-
-
-@pytest.fixture(scope="module", params=TRACES)
-def replay(request):
-    name = request.param
-    return shared_replay(name) if "/" in name else daydream.replay(EXAMPLES / name)
 
 
 def test_a_line_of_code_names_the_optimizer_of_the_script():

@@ -1,28 +1,15 @@
 """What public traces suffer from, as `explain` tells it, each claim held against a what-if."""
 
 import gzip
-import os
-import re
 import shutil
 from functools import cache
-from pathlib import Path
 
 import pytest
+from report.test_shared_screens import TRACES
 from shared import shared_replay, shared_trace, view_text
 
 import daydream
 from daydream.report.views.explanation import beside, verdict
-
-GOLDEN = Path(__file__).parent.parent / "golden"
-TRACES = (
-    "kineto/a100_resnet_ddp_rank0of2.json.gz",
-    "kineto/v100_recsys_rank1of2_copy_waits.json.gz",
-    "kineto/v100_resnet50_loader_workers_0.json.gz",
-    "kineto/mi300x_resnet_ddp_checkpoint_rank0of8.json.gz",
-    "kineto/v100_dlrm_4_of_8_ranks",
-    "kineto/h100_bert_small_inference.json.gz",
-    "odd/cpu_only.json.gz",
-)
 
 
 @cache
@@ -132,29 +119,12 @@ def test_a_rank_that_the_others_wait_for_is_named():
     assert not [each for each in after.avoidable if each.sort == "stragglers"]
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_what_bounds_the_step_reads_as_reviewed(name):
-    # What could be saved is left out: it changes with every optimization that gets better.
+@pytest.mark.parametrize("name", TRACES.values())
+def test_shares_add_up(name):
     explanation = explained(name)
-    whole = view_text(explanation, verbose=True)
-    screen = re.split(r"\n(?:large but not worth|notes)", whole)[0].rstrip() + "\n"
-    screen = re.sub(r"biggest avoidable costs.*?\n\n", "", screen, flags=re.DOTALL)
-    golden = GOLDEN / f"explain_{name.split('/')[-1].split('.')[0]}.txt"
-    if os.environ.get("DAYDREAM_GOLDEN") == "write":
-        golden.write_text(screen, encoding="utf-8")
-    assert screen == golden.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", TRACES)
-def test_shares_add_up_and_the_text_fits_a_terminal(name):
-    explanation = explained(name)
-    text = view_text(explanation, verbose=True)
 
     assert abs(sum(each.ns for each in explanation.causes) - explanation.step_ns) <= len(explanation.causes)
     assert all(len(each.selected) for each in explanation.causes)
-    assert text.isascii()
-    assert max(map(len, text.splitlines())) <= 100
-    assert "None" not in text
 
 
 def test_a_lane_takes_no_longer_than_the_step_and_what_breaks_a_graph_is_named():

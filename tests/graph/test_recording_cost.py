@@ -2,13 +2,12 @@
 
 import copy
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shared import view_text
+from shared import EXAMPLES, view_text
 from small_graphs import kernels, named
 from small_traces import NO_COST, call, kernel, op, row, trace
 
@@ -321,7 +320,6 @@ def test_a_what_if_is_predicted_without_the_profiler():
 # One question, one answer: which step answers are about, and that all places give the same figures of it.
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 MS = 1_000_000
 
 

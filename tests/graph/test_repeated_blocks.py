@@ -1,16 +1,15 @@
 """Blocks that a model repeats: modules of one kind, and modules that take turns."""
 
-from pathlib import Path
-
 import pytest
 from daydream.optimizations._layers import add_layers, remove_layers
+from shared import ROOT
 from small_graphs import put
 
 import daydream
 from daydream import Graph, simulate
 from daydream.model.blocks import repeated_blocks
 
-RECORDED = Path(__file__).parents[2] / "validation" / "cpu"
+RECORDED = ROOT / "validation" / "cpu"
 
 
 def model(*modules, calls="", backward=False):

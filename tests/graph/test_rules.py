@@ -1,10 +1,9 @@
 """What each rule is worth: without it, predictions get worse."""
 
-from pathlib import Path
-
 import pytest
 from machine.blocked import LOADERS
 from machine.programs import PROGRAMS
+from shared import ROOT
 from small_graphs import named
 from small_traces import (
     backward_trace,
@@ -82,7 +81,7 @@ def test_without_a_rule_the_machine_is_predicted_worse(rules, tmp_path):
 def test_the_rule_of_the_contributors_guide_finds_a_cause(monkeypatch):
     #  stream 7   |a: 10 to 50|
     #  stream 23     |poll, launched at 20: 51 to 60|
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     code = next(code for code in page.split("```")[1::2] if "def follow_polled" in code).removeprefix(
         "python"
     )

@@ -1,11 +1,11 @@
 """Thread order and stream order: what becomes a task, and that no time is lost."""
 
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
+from shared import ROOT
 from small_graphs import named
 from small_traces import backward_trace, call, latency_trace, launched, op, rows, starts, total, trace
 
@@ -191,7 +191,7 @@ def test_a_start_that_no_cause_explains_is_counted_and_kept():
 
 # -- the autograd thread is found by when it works, as well as by its operators --------------------------
 
-RECORDED = Path(__file__).parents[2] / "validation" / "h200"
+RECORDED = ROOT / "validation" / "h200"
 NODES = "autograd::engine::evaluate_function"
 
 

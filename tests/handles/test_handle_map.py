@@ -98,9 +98,6 @@ def test_identifiers_of_ranks_that_compiled_differently_tell_the_rank():
     assert joined.values("layer") == ["blocks.1", "head", "head", "tail"]
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
-
-
 # -- a capture beside its replay, and files of handles ---------------------------------------------------
 
 

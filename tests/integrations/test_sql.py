@@ -1,12 +1,12 @@
 """SQL over traces: what the tables hold, and what a query cannot reach."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cli.command_line import daydream as command_line
 from graph.small_traces import trace
+from shared import EXAMPLES, ROOT
 
 import daydream
 from daydream.errors import DaydreamError
@@ -16,7 +16,6 @@ duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
 from daydream.integrations.sql import TABLES, database, query  # noqa: E402
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CPU = str(EXAMPLES / "mlp_cpu.json.gz")
 SECRET = "what no query may see"
 
@@ -117,7 +116,7 @@ def test_the_command_prints_rows_or_one_object():
     asked = "SELECT phase, sum(duration_ns) AS total_ns FROM operators GROUP BY phase ORDER BY phase LIMIT 2"
 
     done = run("--trace", CPU, asked, "--json")
-    found = json.loads(done.out)
+    found = done.json()
     assert found["schema"] == 1
     assert [column["name"] for column in found["columns"]] == ["phase", "total_ns"]
     assert [row[0] for row in found["rows"]] == ["backward", "data"]
@@ -140,12 +139,12 @@ def test_the_command_refuses_in_a_line():
 
 
 def test_the_schema_is_shown_without_a_trace():
-    tables = json.loads(run("--schema", "--json").out)["tables"]
+    tables = run("--schema", "--json").json()["tables"]
     assert [each["name"] for each in tables] == list(TABLES)
     assert "launched_ns" in run("--schema").out
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "sql.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_every_table_and_column():

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from cli.command_line import daydream as typed
 from cli.command_line import held_to
+from shared import EXAMPLES, GPT, ROOT
 from test_repository import PROJECT
 
 import daydream
@@ -25,7 +26,6 @@ from daydream.report.text import code, sentence
 # A comparison in MLflow and in Weights & Biases: the real packages, with stores in a folder of the test
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CPU = EXAMPLES / "mlp_cpu.json.gz"
 
 
@@ -123,13 +123,11 @@ def test_without_the_package_it_says_what_to_install(name, log, prediction, monk
 # `compare --markdown`, and the script of the GitHub Action against a server that answers as GitHub does
 
 
-ROOT = Path(__file__).resolve().parents[2]
-CPU_TRACE = str(ROOT / "examples" / "mlp_cpu.json.gz")
 ACTION = ROOT / ".github" / "actions" / "step-time"
 
 
 def compare(*words):
-    return typed("compare", CPU_TRACE, CPU_TRACE, *words, folder=ROOT)
+    return typed("compare", str(CPU), str(CPU), *words, folder=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def github(tmp_path):
 def run(**variables):
     there = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
     command = [sys.executable, str(ACTION / "step_time.py")]
-    inputs = {"BEFORE": CPU_TRACE, "AFTER": CPU_TRACE, **variables}
+    inputs = {"BEFORE": str(CPU), "AFTER": str(CPU), **variables}
     return subprocess.run(
         command, env={**there, **inputs}, capture_output=True, encoding="utf-8", check=False
     )
@@ -261,82 +259,77 @@ def test_inputs_reach_the_script_as_variables_and_not_through_a_shell():
 # The fixture `assert_step_time`, in a pytest of its own, and what it holds a step to
 
 
-GPU = EXAMPLES / "synthetic_gpt_gpu.json.gz"  # 16.57 ms a step; with amp 10.22, 8.47 to 11.96
+# Of GPT: 16.57 ms a step; with amp 10.22, 8.47 to 11.96
 SUITE = """
-import pytest
+import sys
+
+LOADED = [name for name in ("numpy", "pyarrow", "click", "daydream.predict") if name in sys.modules]
+
+def test_the_plugin_loads_nothing_until_it_is_used():
+    assert LOADED == []
 
 def test_measured(assert_step_time):
-    assert_step_time(GPU).below(17).not_slower_than(GPU)
+    assert_step_time(GPT).below(17).not_slower_than(GPT)
 
 def test_predicted(assert_step_time):
-    assert_step_time(GPU, whatif="amp").below(11)
+    assert_step_time(GPT, whatif="amp").below(11)
 
 def test_too_long(assert_step_time):
-    assert_step_time(GPU, whatif="amp", math_speedup=1.5).below(11)
+    assert_step_time(GPT, whatif="amp", math_speedup=1.5).below(11)
 """
 
 
 @pytest.fixture(scope="module")
 def replayed():
-    return daydream.replay(GPU)
+    return daydream.replay(GPT)
 
 
 def test_a_pytest_elsewhere_finds_the_fixture(tmp_path):
-    (tmp_path / "test_steps.py").write_text(SUITE.replace("GPU", repr(str(GPU))))
+    (tmp_path / "test_steps.py").write_text(SUITE.replace("GPT", repr(str(GPT))))
     plugin = PROJECT["entry-points"]["pytest11"]["daydream"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:daydream", "-p", plugin, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "1 failed, 3 passed" in done.stdout, done.stdout
     assert "AssertionError: amp on " in done.stdout
     assert "at most 11 ms are allowed" in done.stdout
     assert "step_time.py" not in done.stdout  # the failure is shown where the test is
 
 
-def test_the_plugin_loads_nothing_until_it_is_used():
-    code = """
-import sys
-import daydream.integrations.pytest_plugin
-print(*[name for name in ("numpy", "pyarrow", "click", "daydream.predict") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 def test_a_limit_is_held_to_the_nanosecond(replayed):
     step_ns = replayed.basis_ns  # what a prediction is compared with
-    StepTime(GPU).below(step_ns / 1e6)
+    StepTime(GPT).below(step_ns / 1e6)
     with pytest.raises(AssertionError, match=r"a step takes 16\.57 ms, at most 16\.573 ms are allowed"):
-        StepTime(GPU).below((step_ns - 1) / 1e6)
+        StepTime(GPT).below((step_ns - 1) / 1e6)
     with pytest.raises(AssertionError):
-        StepTime(GPU).below(float("nan"))
+        StepTime(GPT).below(float("nan"))
 
 
 def test_a_prediction_says_its_range():
     with pytest.raises(
         AssertionError, match=r"10\.22 ms \(90% interval 8\.47 ms to 11\.96 ms\), at most 8 ms"
     ):
-        StepTime(GPU, whatif="amp").below(8)
+        StepTime(GPT, whatif="amp").below(8)
 
 
 def test_percents_are_of_the_baseline():
-    slower = StepTime(GPU, whatif="scale", factor=2.0, on="gpu")
-    share = slower.step_ns / StepTime(GPU).step_ns - 1
+    slower = StepTime(GPT, whatif="scale", factor=2.0, on="gpu")
+    share = slower.step_ns / StepTime(GPT).step_ns - 1
     assert share > 0.5
-    slower.not_slower_than(GPU, percent=100 * share + 0.001)
+    slower.not_slower_than(GPT, percent=100 * share + 0.001)
     with pytest.raises(AssertionError, match="longer than 16"):
-        slower.not_slower_than(GPU, percent=100 * share - 0.001)
+        slower.not_slower_than(GPT, percent=100 * share - 0.001)
 
 
 def test_a_trace_that_does_not_replay_is_to_be_recorded_again(monkeypatch):
-    step = StepTime(GPU)
+    step = StepTime(GPT)
     monkeypatch.setattr(type(step._replay), "error", 0.05)
     with pytest.raises(AssertionError, match=r"the replay is \+5\.0% off.*record again"):
         step.below(100)
 
 
-def test_a_step_that_cannot_be_predicted_passes_no_gate(monkeypatch):
-    step = StepTime(GPU, whatif="amp")
+def test_a_step_that_cannot_be_predicted_passes_no_gate():
+    step = StepTime(GPT, whatif="amp")
     step.step_ns, step._why = None, "no kernel is known"
     with pytest.raises(AssertionError, match="cannot be predicted, because no kernel is known"):
         step.below(100)

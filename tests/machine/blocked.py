@@ -3,7 +3,7 @@
 No range names a hand-off. What a recording tells of it is when a thread was off the CPU, if it tells that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -28,7 +28,6 @@ from .programs import ADD, COMPUTE, COPY, GEMM, JITTER, RELU, US, item
 
 SIDE = 9
 Step = Callable[[int], Sequence[Instruction]]
-Body = Callable[[], Iterator[Instruction]]
 
 
 def _train(kernels, us, stream=COMPUTE):

@@ -14,7 +14,6 @@ import shlex
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +34,10 @@ SMALLEST = 5  # ns of a kernel that is all fixed cost
 
 class Program:
     def __init__(self):
-        self.rows: list[dict[str, Any]] = []
+        self.rows = []
         self.now = 0
         self.free = 0
-        self.open: list[int] = []
+        self.open = []
         self.step = 0
 
     def row(self, kind, name, start, duration, **columns):
@@ -247,7 +246,7 @@ def answers(builders, rows):
 def times(graph):
     """Return (start, end) of the tasks of each name, in the order they run."""
     timeline = simulate(graph)
-    found: dict[str, list[tuple[int, int]]] = {}
+    found = {}
     order = np.argsort(timeline.start_ns, kind="stable")
     for place in order.tolist():
         name = timeline.column("name")[place]

@@ -145,7 +145,7 @@ def two_layers():
 
 def work_of(graph):
     tasks = graph.select(kind="cpu", phase=("forward", "backward"))
-    found: dict[str, int] = {}
+    found = {}
     for name, ns in zip(tasks.op.tolist(), tasks.duration_ns.tolist(), strict=True):
         found[name] = found.get(name, 0) + ns
     return {name: ns for name, ns in found.items() if ns}

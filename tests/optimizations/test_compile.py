@@ -170,7 +170,7 @@ BREAKS = [{"region": "0/0", "source": "train.py(12): forward", "reason": "Call t
 def broken(*, step=0, program=None, pieces=2, **metadata):
     """A compiled call of some graphs, 3 of Python before each, and the backward node of each."""
     program = program or Program()
-    region: dict[str, str] = {"kind": "operator", "phase": "forward", "layer": "Model"}
+    region = {"kind": "operator", "phase": "forward", "layer": "Model"}
 
     def piece(number):
         program.now += 3_000

@@ -13,8 +13,7 @@ from daydream.model.gradients import joint_update, trained_parameters
 
 def python_ns(graph):
     checkpointing(graph, layers="a")
-    found: list[int] = graph.select(name="checkpoint in Python").duration_ns.tolist()
-    return found
+    return graph.select(name="checkpoint in Python").duration_ns.tolist()
 
 
 def moving(rows, kernel=None):
@@ -32,8 +31,6 @@ KIB = 1024
 
 
 HOT = 50_000 + 82_000 + 6_900 + 12_300  # of a block that saves one tensor
-
-TENSOR = 6_900 + 12_300
 
 
 BLOCK = 50_000 + 82_000  # what `torch.utils.checkpoint` costs in Python a block, and a saved tensor
@@ -170,7 +167,7 @@ def block(*blocks):
     return p.graph()
 
 
-CALLS: dict[str, Call] = {
+CALLS = {
     "UP": ("aten::addmm", 10, "AddmmBackward0"),
     "GELU": ("aten::gelu", 20, "GeluBackward0"),
     "VIEW": ("aten::view", 3, "ViewBackward0"),

@@ -36,8 +36,6 @@ from daydream.costs.network.cluster_names import find_cluster
 from daydream.simulate.steady_state import settle
 from daydream.transforms.compose import apply, in_order, parse
 
-FIXED = find_cluster("dgx-a100").all_reduce_ns(1, 2)
-
 SHARDED = "fsdp python=False bandwidth=25 workers=2 unit_mb=ONE"
 test_when_what_runs = timelines(globals(), {
     "a faster network": ("reduced", "network bandwidth_factor=2", "all-reduce 10-30, end 35"),

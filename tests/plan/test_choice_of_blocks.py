@@ -1,19 +1,17 @@
 """Which blocks to checkpoint: the cheapest set that fits, against all sets there are."""
 
-import json
 from itertools import combinations, product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cli.command_line import daydream as typed
-from shared import view_text
+from shared import EXAMPLES, ROOT, view_text
 
 import daydream
 from daydream import NotApplicableError
 from daydream.plan.checkpointing import cheapest, choose_blocks
 
-FOLDER = Path(__file__).parents[2] / "validation" / "memory_peaks"
+FOLDER = ROOT / "validation" / "memory_peaks"
 BLOCKS = [f"blocks.{number}" for number in range(4)]
 
 
@@ -26,7 +24,7 @@ def replay():
 @pytest.fixture(scope="module")
 def h200():
     """A GPT of six blocks on an H200."""
-    return daydream.replay(Path(__file__).parents[2] / "examples" / "train_gpt_h200.parquet")
+    return daydream.replay(EXAMPLES / "train_gpt_h200.parquet")
 
 
 def enumerated(cost, saved, excess, groups):
@@ -135,7 +133,7 @@ def test_the_code_wraps_the_blocks_that_were_chosen(replay):
 def test_the_command_answers_in_json(replay, tmp_path):
     trace = str(FOLDER / "Mixer.parquet")
     done = typed("plan", trace, "--only", "checkpointing", "--capacity", "9MB", "--json", folder=tmp_path)
-    found = json.loads(done.out)
+    found = done.json()
 
     assert found["options"]["layers"] == "blocks.1,blocks.2"
     assert found["memory"]["fits"]

@@ -2,16 +2,18 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from cli.command_line import held_to
 from graph.small_traces import launched, trace
-from shared import view_text
+from shared import EXAMPLES, ROOT, view_text
 
 import daydream
 from daydream.costs.network.cluster_names import find_cluster
@@ -37,7 +39,7 @@ from daydream.world import NEVER_MADE
 from daydream.world.compose import Block, Model, Pass, compose
 
 PLAIN = {"checkpointing": [False], "offload": [False], "ep": [1]}
-H200 = Path(__file__).parents[2] / "examples" / "train_gpt_h200.parquet"
+H200 = EXAMPLES / "train_gpt_h200.parquet"
 GIB = 2**30
 ONE = {"tp": [1], "ep": [1], "cp": [1], "micro_batch": [1]}
 
@@ -99,6 +101,7 @@ def test_pruning_never_drops_the_best(seed, by):
     assert seen.too_large + seen.dominated + seen.predicted == len(every) == seen.possible
 
 
+@pytest.mark.slow
 def test_the_engine_changes_no_answer():
     model = Model((Block("layer", Pass(10), Pass(20), 1000, input_bytes=8, saved_bytes=100),) * 4)
     job = Job({(1, 1, 1, 1): model}, find_cluster("dgx-h100"), 64, 0.1, 0, needed_bytes(40_000), ONE)
@@ -279,22 +282,13 @@ def test_a_trace_answers_for_its_own_micro_batch_alone(recorded):
     assert of_trace(recorded, "dgx-a100").notes[0] == a100
     how = {"phase": "backward", "kind": "collective", "collective": "all_reduce"}
     rank = [*launched("all_reduce", 1, 6, 9, **how), *launched("all_reduce", 101, 106, 109, **how)]
-    on_cpu = Path(__file__).parents[2] / "validation" / "memory_peaks" / "Mixer.parquet"
+    on_cpu = ROOT / "validation" / "memory_peaks" / "Mixer.parquet"
     with pytest.raises(NotApplicableError, match=r"no GPU ran .*daydream plan train.py"):
         of_trace(daydream.replay(on_cpu), "dgx-h100")
     with pytest.raises(NotApplicableError, match="one of several ranks"):
         of_trace(daydream.replay(trace(rank, steps=(0, 100, 200), device_name="NVIDIA H100")), "dgx-h100")
 
 
-STAND_IN = """
-import os, shutil, sys
-words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-with open("asked.txt", "a") as file:
-    print(words["--emulate"], words["--world"], *sys.argv[7:], os.environ.get("MICRO"), file=file)
-if sys.argv[-1] == "4":
-    sys.exit("error: four do not divide the heads")
-shutil.copy(os.environ["TRACE"], words["-o"])
-"""
 SCRIPT = """
 raise SystemExit("the script was run")
 
@@ -303,13 +297,27 @@ def arguments(tp, **others):
 """
 
 
+def emulated(monkeypatch, said):
+    """Return what a script is asked; `said` gives the error of the process that emulates it, or nothing."""
+    asked = []
+
+    def run(words, env, **_):
+        how = words[len(jobs.COLLECT) + 1 :]
+        asked.append(" ".join([how[1], *how[5:], env.get("MICRO", "")]))
+        if not (error := said(how)):
+            shutil.copy(H200, how[3])
+        return SimpleNamespace(stderr=error)
+
+    monkeypatch.setattr(jobs.subprocess, "run", run)
+    return asked
+
+
 @pytest.mark.parametrize("takes", [["tp=--tp", "micro_batch=MICRO"], ["arguments", "micro_batch=MICRO"]])
 def test_a_script_is_emulated_once_a_shape_and_never_run(tmp_path, monkeypatch, takes):
-    (tmp_path / "collect.py").write_text(STAND_IN)
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRACE", str(H200))
-    monkeypatch.setattr(jobs, "COLLECT", ["collect.py"])
+    refused = "error: four do not divide the heads"
+    lines = emulated(monkeypatch, lambda how: refused if how[-1] == "4" else "")
 
     job = of_script(["train.py", "--tp", "2"], takes, "dgx-h100", None, (8, 64))
     limits = {"tp": [1, 2, 4], "ep": [1], "cp": [1], "micro_batch": [8], **PLAIN}
@@ -317,7 +325,7 @@ def test_a_script_is_emulated_once_a_shape_and_never_run(tmp_path, monkeypatch, 
 
     own = 2 if takes[0] == "tp=--tp" else 1  # what a function returns tells nothing of the script's own
     assert job.own == Strategy(tp=own, dp=8 // own, micro_batches=64 // (8 // own), overlap=True)
-    asked = [line.split(" train.py --tp 2 --tp ") for line in Path("asked.txt").read_text().splitlines()]
+    asked = [line.split(" train.py --tp 2 --tp ") for line in lines]
     assert asked[0] == ["H100 SXM 1" if own == 1 else "H100 SXM 2", f"{own} 1"]
     assert sorted(words for _, words in asked[1:]) == ["1 8", "2 8", "4 8"]
     assert found.seen.impossible["four do not divide the heads"] > 0
@@ -327,16 +335,13 @@ def test_a_script_is_emulated_once_a_shape_and_never_run(tmp_path, monkeypatch, 
 
 def test_what_a_script_cannot_be_asked(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "collect.py").write_text("""
-import sys
-if sys.argv[-1] == "torch":
-    sys.exit("Traceback (most recent call last):\\nModuleNotFoundError: No module named 'torch'")
-if sys.argv[-1] == "1":
-    sys.exit("train.py: error: unrecognized arguments: --tp 1\\nerror: no training step")
-sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerror: no training step")
-""")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "COLLECT", ["collect.py"])
+    errors = {
+        "torch": "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'",
+        "1": "train.py: error: unrecognized arguments: --tp 1\nerror: no training step",
+        "train.py": "Traceback (most recent call last):\nRuntimeError: no data here\nerror: no training step",
+    }
+    emulated(monkeypatch, lambda how: errors[how[-1]])
     for takes, cluster, said in (
         (["pt=--tp"], "dgx-h100", "--set pt: axes are dp, fsdp"),
         (["settings"], "dgx-h100", "has no function settings"),
@@ -351,15 +356,8 @@ sys.exit("Traceback (most recent call last):\\nRuntimeError: no data here\\nerro
         of_script(["train.py", "torch"], [], "dgx-h100", None, (8, 64))
 
 
-def test_a_script_of_one_gpu_makes_no_process_group(tmp_path, monkeypatch):
-    (tmp_path / "collect.py").write_text(f"""
-import shutil, sys
-if "--world" in sys.argv:
-    sys.exit({"error: " + NEVER_MADE!r})
-shutil.copy({str(H200)!r}, sys.argv[4])
-""")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "COLLECT", ["collect.py"])
+def test_a_script_of_one_gpu_makes_no_process_group(monkeypatch):
+    emulated(monkeypatch, lambda how: NEVER_MADE if "--world" in how else "")
     job = of_script(["train.py"], [], "dgx-h100", None, (8, 64))
     assert job.own == Strategy(dp=8, micro_batch=8, overlap=True)  # 64 samples, 8 at once
     monkeypatch.setenv("DEPTH", "5")

@@ -6,11 +6,11 @@ import re
 import zlib
 from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 from machine.programs import PROGRAMS
+from shared import GPT
 
 import daydream
 from daydream import Graph
@@ -194,12 +194,9 @@ def test_several_ranks_have_a_report(tmp_path):
 # What the roofline of the HTML report is made of; a browser draws it in `test_html_in_chromium`
 
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic_gpt_gpu.json.gz"
-
-
 def counted(amounts):
     """Return the trace made by hand, on an A100, with what `amounts` gives for a kernel's name and ns."""
-    trace = daydream.load(EXAMPLE)
+    trace = daydream.load(GPT)
     trace.metadata["devices"] = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
     rows = np.flatnonzero(trace.is_kind("kernel"))
     rows = rows[np.argsort(trace["correlation"][rows], kind="stable")]
@@ -217,7 +214,7 @@ def of_products(name, ns):
 
 
 def test_without_peaks_or_work_there_is_no_picture_and_it_is_said():
-    trace = daydream.load(EXAMPLE)
+    trace = daydream.load(GPT)
     trace.columns.pop("shapes", None)
     trace.metadata["devices"] = []
     assert list(roofline(daydream.build(trace)))[-1].text == NO_PEAKS
@@ -275,7 +272,7 @@ LARGEST = 160_000  # bytes: what a saved notebook grows by
 
 @pytest.fixture(scope="module")
 def prediction():
-    replay = daydream.replay(EXAMPLE)
+    replay = daydream.replay(GPT)
     graph = replay.graph.copy()
     graph.select(kind="kernel", phase="optimizer").set(name=BREAKS_OUT)
     return daydream.whatif(daydream.replay(graph), "amp")

@@ -1,10 +1,11 @@
 """What people see of public traces of different kinds: each command's screen as a file to read.
 
 After a change that is meant, write them again with `DAYDREAM_GOLDEN=write pytest
-tests/report/test_shared_screens.py` and read the difference. `explain` has its own in tests/explain.
+tests/report/test_shared_screens.py` and read the difference.
 What optimizations predict is left out but for `scale`: it changes with each that gets better.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def compare(replay):
     return view_text(daydream.compare(daydream.whatif(replay, "scale", on="cpu", factor=0.8), replay))
 
 
+def explain(replay):
+    # What could be saved is left out: it changes with every optimization that gets better.
+    whole = view_text(daydream.explain(replay), verbose=True)
+    screen = re.split(r"\n(?:large but not worth|notes)", whole)[0].rstrip()
+    return re.sub(r"biggest avoidable costs.*?\n\n", "", screen, flags=re.DOTALL)
+
+
 SCREENS = {
     "info": info,
     "replay": view_text,
@@ -55,6 +63,7 @@ SCREENS = {
     "whatif_verbose": partial(whatif, verbose=True),
     "rank": rank,
     "compare": compare,
+    "explain": explain,
 }
 
 

@@ -189,6 +189,7 @@ def loss(script):
     return run(script).stdout.strip()
 
 
+@pytest.mark.slow
 def test_every_cycle_is_a_trace_and_the_run_is_the_same_and_ends_with_suggestions(script, loss):
     done = run(script, "t.parquet", "memory", "suggestions")
     found, names = done.stdout.splitlines()
@@ -210,6 +211,7 @@ def test_every_cycle_is_a_trace_and_the_run_is_the_same_and_ends_with_suggestion
     assert any("fused-adam" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_written_is_one_line_and_training_goes_on(script, loss):
     done = run(script, "nowhere/t.parquet")
     said = [line for line in done.stderr.splitlines() if line.startswith("daydream: ")]
