@@ -307,11 +307,11 @@ def test_every_backward_operator_has_its_forward_operator_and_layer():
 
 def test_a_custom_operator_is_seen_forward_and_backward():
     @torch.library.custom_op("daydream_test::twice", mutates_args=())
-    def twice(x):
+    def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @torch.library.custom_op("daydream_test::twice_backward", mutates_args=())
-    def twice_backward(grad):
+    def twice_backward(grad: torch.Tensor) -> torch.Tensor:
         return grad * 2
 
     twice.register_autograd(lambda ctx, grad: twice_backward(grad))
