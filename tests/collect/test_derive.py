@@ -311,6 +311,8 @@ def test_the_shared_overflowing_kernels_replay():
 def test_the_device_has_the_clock_of_the_calls(imported, off):
     trace = imported(f"""
         op aten::mm 6000 16000
+        op aten::add 6005 8000 tid=2
+        op aten::neg 6006 7000 tid=2
         launch first 6010 {6020 + off} {6040 + off}
         launch last 9000 {9010 + off} {9030 + off}
         call cudaDeviceSynchronize 9010 9035

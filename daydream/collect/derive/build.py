@@ -205,9 +205,7 @@ def _put_in_order(recording: Recording) -> None:
         recording.keep(kept)
     start = recording["start_ns"]
     if (start[1:] < start[:-1]).any():
-        order = np.lexsort((-recording["duration_ns"], start))
-        for name, column in recording.columns.items():
-            recording.columns[name] = column[order]
+        recording.keep(np.lexsort((-recording["duration_ns"], start)))
 
 
 def _once(recording: Recording) -> None:

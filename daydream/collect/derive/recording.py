@@ -131,7 +131,7 @@ class Recording:
         return narrow(thread, np.int16)
 
     def keep(self, rows: np.ndarray) -> None:
-        """Leave out all other rows: by a mask, shape (rows,)."""
+        """Leave out all other rows: by a mask, shape (rows,), or by numbers in the order they are to have."""
         self.columns = {name: column[rows] for name, column in self.columns.items()}
         vars(self).pop("threads", None)
 
