@@ -580,14 +580,13 @@ class Changes(Command):
         with contextlib.redirect_stdout(sys.stderr):
             chosen = self.found(ctx, spec)
         made.change = Change(spec, chosen, tuple(rest))
-        clusters = [each for each in chosen if any(one.name == CLUSTER for one in each.options)]
-        own = [
-            each for each in self.params if not clusters or each.name != CLUSTER
-        ]  # theirs comes first
+        theirs = {one.name for each in chosen for one in each.options} & {CLUSTER}  # comes first
+        own = [each for each in self.params if each.name not in theirs]
         made.params = [*change_options(chosen, own, optional=self.optional), *own]
         if self.flag is None:
-            several = len(chosen) > 1
-            made.help = "\n\n".join(f"{each.name}:\n\n" * several + each.help for each in chosen)
+            made.help = "\n\n".join(
+                f"{each.name}:\n\n" * bool(chosen[1:]) + each.help for each in chosen
+            )
             made.options_metavar = "[OPTIONS]"
             info_name = f"{info_name} {spec}"
         return super(Changes, made).make_context(info_name, rest, parent, **extra)
@@ -630,8 +629,8 @@ class Changes(Command):
             from daydream.transforms.compose import option_names
 
             names = option_names(change.optimizations)
-            values = {name: ctx.params[f"{OWN}{index}"] for index, name in enumerate(names)}
-            given = {name: value for name, value in values.items() if value is not None}
+            values = ((name, ctx.params[f"{OWN}{index}"]) for index, name in enumerate(names))
+            given = {name: value for name, value in values if value is not None}
             change = replace(change, values=given)
         ctx.params["change"] = change
         return super().invoke(ctx)
@@ -668,15 +667,14 @@ def change_options(
         flags = [f"{optimization.name}.{short}"]
         if "." not in name and f"--{short}" not in taken:
             flags.insert(0, short)
-        group = f"Options of {optimization.name}"
-        required = option.required and not optional
         options.append(
             click_option(
                 option,
                 f"{OWN}{index}",
                 flags,
-                group=group,
-                required=required,
+                group=f"Options of {optimization.name}",
+                type=TYPES[CLUSTER] if option.name == CLUSTER else None,
+                required=option.required and not optional,
             )
         )
     return options

@@ -273,13 +273,14 @@ def test_a_script_and_its_helpers_see_what_they_see_without_us(folder):
         pickle.loads(pickle.dumps(Thing()))
         found = [__name__, __file__, __spec__ is None, sys.argv[:-1], sys.orig_argv[1:-1], os.getcwd(),
                  sys.path, sys.modules["sitecustomize"].__file__, sorted(sys.modules), len(sys.meta_path)]
+        said = []
         try:
             import torch
-        except ImportError:
+            seen = "import json, os; print(json.dumps(dict(os.environ)))"
+            said = [subprocess.check_output([sys.executable, "-c", seen]),
+                    os.popen(f"{sys.executable} -c '{seen}'").read()]
+        except ImportError:  # nothing will be recorded
             pass
-        seen = "import json, os; print(json.dumps(dict(os.environ)))"
-        said = [subprocess.check_output([sys.executable, "-c", seen]),
-                os.popen(f"{sys.executable} -c '{seen}'").read()]
         with open(sys.argv[-1], "w") as file:
             json.dump([*map(json.loads, said), *found], file)
         """,
