@@ -364,12 +364,15 @@ def dims(shapes):
 # Small traces that show what each rule is for; times in microseconds.
 
 
-def full_queue_trace():
-    #  a queue of two; c is taken when a ends (105), d when b ends (206), e when c ends (307)
+def full_queue_trace(depth=2, launches=5):
+    #  of a queue of two c is taken when a ends (105), d when b ends (206), e when c ends (307)
     #  thread 1  |a 5|b 5|c: wait 95, 5|d: wait 96, 5|e: wait 96, 5|
     #  stream 7      |a 100        |1|b 100       |1|c 100      |1|d 100 ...
-    calls = [(0, 5), (5, 10), (10, 110), (110, 211), (211, 312)]
-    kernels = [(5 + 101 * place, 105 + 101 * place) for place in range(5)]
+    kernels = [(5 + 101 * place, 105 + 101 * place) for place in range(launches)]
+    calls = [(0, 5)]
+    for place in range(1, launches):
+        began = calls[-1][1]
+        calls.append((began, 5 + (began if place < depth else kernels[place - depth][1])))
     return trace(
         [call("cudaLaunchKernel", *at, place) for place, at in enumerate(calls)],
         [kernel("abcde"[place], *at, place) for place, at in enumerate(kernels)],

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from small_graphs import kernels, names
+from small_graphs import kernels, names, put, thread
 from small_traces import kernel, launched, note, trace
 from small_traces import op as operator
 
 from daydream import Graph, NoMatchError, NotApplicableError, build
-from daydream.graph.calls import Coverage
+from daydream.graph.calls import Coverage, in_replays, mostly_replayed, whole_calls
 
 
 def op(name, start, end, **columns):
@@ -88,6 +88,26 @@ def test_the_thread_that_waits_is_known_whatever_code_its_phase_has():
     recorded.columns["phase"] = np.array([-1, 1, 2, 0])[recorded["phase"] + 1]
 
     assert names(kernels(build(recorded)).where(within="call")) == "b"
+
+
+IDLE = "op idle 0 1 tid=3\n" * 3
+OTHER = "note forward 0 1 tid=5 rank=1 phase=forward\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "found"),
+    [("phase=forward", IDLE, "b"), ("phase=forward", OTHER, "b"), ("", "", "b"), ("phase=forward", "", "")],
+)
+def test_the_thread_that_waits_runs_most_of_the_other_phases_of_its_rank(phase, more, found):
+    recorded = trace(
+        f"""
+            note call 25 {70 if found else 28} {phase}
+            op aten::mm 30 45 tid=2 phase=backward
+            launch b 32 40 50 tid=2 phase=backward
+        """,
+        more,
+    )
+    assert names(kernels(build(recorded)).where(within="call")) == found
 
 
 def test_within_sees_every_enclosing_call_and_range():
@@ -245,3 +265,41 @@ def test_spans_that_overlap_cover_one_piece():
     assert covered.end_ns.tolist() == [2, 7, 25]
     assert covered.before_ns.tolist() == [0, 2, 6, 10]
     assert covered.within(np.array([1, 5, 8]), np.array([5, 24, 20])).tolist() == [3, 5, 0]
+
+
+# -- replays and compiled calls ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "mostly"),
+    [([1, 1], [9], True), ([9], [1, 1], True), ([4], [3, 3], False), ([5], [5], False)],
+)
+def test_work_is_mostly_replayed_by_number_or_by_time(inside, outside, mostly):
+    graph = thread("cudaGraphLaunch 5")
+    for place, duration in enumerate(inside + outside):
+        task = put(graph, "in" if place < len(inside) else "out", "stream 7", duration)
+        graph.write("launch", task.ids, 0 if place < len(inside) else -1)
+
+    assert set(in_replays(kernels(graph)).name) == {"in"}
+    assert mostly_replayed(kernels(graph)) == mostly
+
+
+def test_work_of_a_compiled_call_is_unplaced_if_it_has_no_layer_but_the_calls():
+    graph = build(
+        trace(
+            """
+                op CompiledFxGraph 0 50 layer=m
+                launch a 5 10 20
+                launch b 15 20 30 layer=m
+                launch c 25 30 40 layer=m.fc
+                launch d 60 65 70
+            """
+        )
+    )
+    found = whole_calls(graph)
+
+    assert names(graph.tasks(np.flatnonzero(found.inside))) == "a, b, c"
+    assert names(graph.tasks(np.flatnonzero(found.unplaced))) == "a, b"
+    assert not found.around
+    graph.select(name="^[ab]$").remove()
+    assert whole_calls(graph) is None

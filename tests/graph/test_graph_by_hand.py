@@ -117,6 +117,12 @@ def behind_a_node(graph):
     graph.insert_after(both, "q", duration_ns=5)
 
 
+def with_untraced():
+    graph = with_facts(launched("a 20"), startup_ns=3)
+    put(graph, "k", "stream 7", 10)
+    return graph
+
+
 def both_sides(graph):
     graph.insert_before(kernels(graph), "check", kind="cpu", duration_ns=3)
     graph.insert_after(kernels(graph), "log", kind="cpu", duration_ns=4)
@@ -183,6 +189,16 @@ CASES = {
             "thread 1: begin 0, launch a 0, launch 6, launch b 12, launch 18"
             " | stream 7: a 4, q 4+20+1, b 25+5, q 30+20+1"
         ),
+    ),
+    "beside work of no known launch comes work without one": (
+        with_untraced,
+        lambda g: g.insert_after(kernels(g), "q", duration_ns=5),
+        "thread 1: begin 0, launch a 0, launch 6 | stream 7: a 4, q 4+20+1, k 25+5+3, q 33+10",
+    ),
+    "a collective has no start-up cost": (
+        with_untraced,
+        lambda g: g.insert_after(named(g, "a"), "reduce", kind="collective", duration_ns=5),
+        "thread 1: begin 0, launch a 0, launch 6 | stream 7: a 4, reduce 4+20+1, k 25+5",
     ),
     "before a task on another lane it holds it": (
         lambda: launched(AB),
@@ -406,13 +422,13 @@ def test_a_task_inserted_on_a_scheduled_lane_later_is_asked_for_its_key_too():
     assert starts(graph) == at("a 0, y 1, x 10")
 
 
-@pytest.mark.parametrize("given", [[1], np.array([1])])
+@pytest.mark.parametrize("given", [[1], np.array([1]), [2], [-1]])
 @pytest.mark.parametrize("where", ["after", "before"])
 def test_a_task_that_was_removed_cannot_be_named(where, given):
     graph = thread("a 5, b 5")
     graph.select(name="b").remove()
 
-    with pytest.raises(GraphError, match="task 1 is not in the graph; it may have been removed"):
+    with pytest.raises(GraphError, match=f"task {given[0]} is not in the graph; it may have been removed"):
         put(graph, "x", "thread 1", 1, **{where: given})
 
 
@@ -541,6 +557,8 @@ def test_a_task_that_was_removed_has_no_neighbours():
         graph.insert_after(gone, "q", duration_ns=1)
     with pytest.raises(GraphError, match="were removed"):
         graph.link(gone, named(graph, "b"))
+    with pytest.raises(GraphError, match="a task of another graph was given"):
+        graph.insert_after(kernels(graph.copy()), "q", duration_ns=1)
 
 
 # -- a window that is repeated ---------------------------------------------------------------------------

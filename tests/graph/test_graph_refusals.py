@@ -42,6 +42,14 @@ def test_what_the_trace_lacks_is_said(words, why):
     assert why in str(raised.value)
 
 
+def test_of_many_layers_the_first_are_listed():
+    graph = Graph()
+    for number in range(10):
+        graph.insert("a", kind="cpu", lane="thread 1", duration_ns=1, layer=f"l{number}")
+    with pytest.raises(NoMatchError, match="l5 and 4 more"):
+        graph.select(layer="encoder").scale(2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -11,6 +11,7 @@ import daydream
 from daydream import Graph, GraphError, NoMatchError, NotApplicableError, simulate
 from daydream.transforms import registry, stages
 from daydream.transforms.compose import apply, in_order, parse
+from daydream.transforms.real_change import lines_of, why_not_offered
 from daydream.transforms.registry import describe, find
 
 # -- groups ------------------------------------------------------------------------------------------
@@ -36,11 +37,11 @@ def test_groups_come_in_the_order_of_their_first_tasks():
 
 def test_runs_are_full_when_their_sum_reaches_the_size_and_end_with_a_step():
     graph = launched("a 10, b 10, c 10, d 10, e 10, f 10, g 10")
-    kernels(graph).set(bytes=[40, 70, 0, 10, 100, 30, 30], step=[0, 0, 0, 0, 0, 1, 1])
+    kernels(graph).set(bytes=[40, 70, 0, 29, 100, 30, 30], step=[0, 0, 0, 0, 0, 1, 1])
     runs = kernels(graph).runs(100, of="bytes")
 
     assert ["".join(run.name) for run in runs] == ["ab", "cde", "fg"]
-    assert runs.total("bytes").tolist() == [110, 110, 60]
+    assert runs.total("bytes").tolist() == [110, 129, 60]
     several = kernels(graph).runs([30, 100], of="bytes")
     assert ["".join(run.name) for run in several] == ["a", "bcde", "f", "g"]
     assert several.keys == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
@@ -164,6 +165,9 @@ def test_what_the_work_is_can_be_set():
     assert both.bytes.tolist() == [8, 8]
     with pytest.raises(GraphError, match="CPU tasks cannot become device work"):
         both.set(kind="cpu")
+    with pytest.raises(GraphError, match="nor the other way round"):
+        graph.select(kind="cpu").set(kind="kernel")
+    graph.select(kind="cpu").set(kind="cpu")
 
 
 def test_a_query_is_a_pandas_expression_on_columns():
@@ -197,6 +201,10 @@ def add(graph, *, times=1, how: Literal["up", "down"] = "up", loud=False, name=N
 
 def idle(graph):
     """Do nothing."""
+
+
+def absent(graph):
+    graph.select(name="gemm").scale(2)
 
 
 def quiet(graph):
@@ -256,6 +264,14 @@ def test_what_names_nothing_is_refused(spec, message, tmp_path, monkeypatch):
     assert message in str(raised.value)
 
 
+def test_changes_can_be_made_together_if_each_has_its_lines():
+    one, two = (replace(describe(each), code=each.__name__) for each in (halve, add))
+
+    assert lines_of([one, two]) == "halve; add"
+    assert lines_of([one, replace(two, code="")]) is lines_of([]) is None
+    assert why_not_offered(one, one_task()) is None
+
+
 def test_exclusion_counts_both_ways():
     one, two = describe(halve), describe(add)
     for pair in (
@@ -302,5 +318,8 @@ def test_who_edits_nothing_does_not_apply():
         result(describe(idle))
     with pytest.raises(NotApplicableError, match="idle found nothing"):
         result(describe(halve), describe(idle))
+    for others, who in (([], ""), ([describe(halve)], "absent: ")):
+        with pytest.raises(daydream.NoMatchError, match=f"^{who}no task matched"):
+            result(describe(absent), *others)
     assert result(describe(halve), factor=1) == 100
     assert result(describe(quiet)) == 200

@@ -27,12 +27,13 @@ from daydream.graph.rules.streams import _typical
 # -- launch queue ------------------------------------------------------------------------------------
 
 
-def test_the_depth_of_a_full_queue_is_learned_and_the_waits_come_out_of_the_calls():
-    graph = build(full_queue_trace())
+@pytest.mark.parametrize(("depth", "launches"), [(2, 5), (1, 3)])
+def test_the_depth_of_a_full_queue_is_learned_and_the_waits_come_out_of_the_calls(depth, launches):
+    graph = build(full_queue_trace(depth, launches))
 
-    assert (graph.facts.queue_depth, graph.facts.queue_learned) == (2, True)
-    assert (graph.select(kind="cpu").duration_ns / 1000).tolist() == [5, 5, 5, 5, 5]
-    assert total(graph) == 105 + 4 * 101
+    assert (graph.facts.queue_depth, graph.facts.queue_learned) == (depth, True)
+    assert set(graph.select(kind="cpu").duration_ns) == {5_000}
+    assert total(graph) == 105 + (launches - 1) * 101
 
 
 def test_a_faster_gpu_frees_the_queue_sooner():
@@ -85,7 +86,7 @@ def test_an_nvidia_queue_that_never_filled_is_assumed_and_a_rocm_one_is_not():
 @pytest.mark.parametrize(
     "name",
     ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize",
-     "hipStreamSynchronize", "cudaFree", "hipFree", "cudaHostAlloc"],
+     "hipStreamSynchronize", "cudaFree", "hipFree", "cudaHostAlloc", "block_until_ready"],
 )  # fmt: skip
 def test_a_blocking_call_ends_after_the_work_it_waits_for_plus_its_return(name):
     graph = build(blocked(name))
@@ -119,6 +120,8 @@ def test_a_synchronize_that_returned_before_the_work_was_done_is_left_alone_and_
 
     assert len(graph.syncs) == 0
     assert any("returned before the work" in note for note in graph.facts.notes)
+    for name in ("cudaDeviceSynchronize", "cudaFree"):  # clocks differ by 5
+        assert len(build(blocked(name, returned=107)).syncs) == 1
 
 
 # -- long launches -----------------------------------------------------------------------------------

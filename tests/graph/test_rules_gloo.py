@@ -1,8 +1,10 @@
 """Collectives that threads of the CPU run, on several ranks. Times in microseconds."""
 
+from functools import partial
+
 import pytest
 from small_graphs import named
-from small_traces import launched, note, op, total, trace, with_steps
+from small_traces import kernel, launched, note, op, total, trace, with_steps
 
 import daydream
 from daydream import build, simulate
@@ -248,6 +250,13 @@ def test_the_last_arrival_moves_the_transfer_until_another_is_last(factor, end):
     graph = build(two_ranks())
     slow_work(graph).scale(factor)
     assert total(graph) == end
+
+
+def test_collectives_that_a_recording_begins_with_are_matched():
+    member = partial(kernel, "ncclAllReduce", 0, kind="collective", collective="all_reduce", bytes=8)
+    graph = build(trace(member(30, 1, rank=0), member(30, 1, rank=1)))
+    assert len(graph.select(name="^arrival$")) == 2
+    assert total(graph) == 30
 
 
 def test_missing_ranks_make_the_transfer_an_upper_bound_and_it_is_said():

@@ -115,6 +115,9 @@ def test_tasks_gaps_and_waits_of_a_thread_add_up_to_its_span(program, tmp_path):
         ].sum()
         assert time == ends[here].max()
         assert abs(int(ends[here].max()) - end) <= 0.001 * (end - begin)
+    hour = 3_600_000_000_000
+    recorded.columns["start_ns"] = recorded["start_ns"] + hour
+    assert (simulate(build(recorded)).start_ns == timeline.start_ns + hour).all()
 
 
 # -- hand-off ----------------------------------------------------------------------------------------

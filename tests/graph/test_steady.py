@@ -14,6 +14,7 @@ from daydream import Graph, GraphError, build, load, replay, simulate
 from daydream.graph.plan import Cause
 from daydream.graph.tables import COLUMNS, ORDER_STEP, Lane
 from daydream.simulate import steady_state
+from daydream.simulate.contention import Contention
 from daydream.simulate.steady_state import coupled, repeatable, settle
 
 
@@ -166,6 +167,14 @@ def test_a_prediction_is_the_mean_of_the_steps():
     assert comparison.replayed_ns == 110_000
     assert comparison.predicted_ns == round(1_000 * left / 3)
     assert comparison.speedup == pytest.approx(330 / left)
+    assert comparison.replay.settled.typical() == (2, 110_000)
+
+
+def test_steps_that_a_change_left_no_work_take_no_time():
+    graph = build(steps_of(90, 100, 110))
+    graph.select().where(lambda tasks: tasks.step > 0).remove()
+    settled = settle(graph)
+    assert settled.step_ns == settled.typical_ns == 0
 
 
 def overlapping():
@@ -227,6 +236,10 @@ def test_ranks_are_repeated_together_as_recorded():
     assert settled.step_ns == last_step(job(20)) == 130_000
     assert set(settled.times.values()) == {130_000}
     assert coupled(graph) == {0: {0, 1}, 1: {0, 1}}
+    together = settle(graph, contention=Contention(graph, 2))
+    assert {copy for copy, _ in together.times} == {*range(together.passes - 1)}  # the last slows the others
+    step = max(step for _, step in settled.times)
+    assert settled.timeline.path(1, [step]).ns.sum() == 130_000
     assert not any("as recorded" in note for note in daydream.replay(graph).notes)
 
 

@@ -44,6 +44,8 @@ def test_both_are_slowed_while_both_run():
     assert spans(beside(100, 50), 2, 2) == {"kernel": (0, 150), "transfer": (0, 100)}
     # At a fifth less speed 50 take 62.5 (63); the kernel, at half speed, then has 68.5 left (131.5).
     assert spans(beside(100, 50), 2, 1.25) == {"kernel": (0, 132), "transfer": (0, 63)}
+    # Whole ns settle: 2 and 3, 5 and 6 would follow each other for ever.
+    assert spans(beside(2, 5), 1.25, 1.25) == {"kernel": (0, 2), "transfer": (0, 5)}
 
 
 def test_a_transfer_that_begins_within_a_kernel_slows_the_rest_of_it():
@@ -63,9 +65,10 @@ def test_a_slowed_kernel_delays_what_waits_for_it_also_a_transfer():
 
 
 def test_a_transfer_on_another_device_or_rank_slows_nothing():
-    for lane in (Lane("there", device=1, on_device=True), Lane("there", rank=1, on_device=True)):
+    zero, one = (Lane(f"stream {device}", device=device, on_device=True) for device in (0, 1))
+    for own, lane in ((zero, one), (one, zero), (zero, one._replace(rank=1))):
         graph = Graph()
-        here = graph.add_lane(Lane("here", device=0, on_device=True))
+        here = graph.add_lane(own)
         there = graph.add_lane(lane)
         graph.insert("kernel", kind="kernel", lane=here, duration_ns=100)
         graph.insert("transfer", kind="collective", lane=there, duration_ns=50)
