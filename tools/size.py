@@ -40,7 +40,7 @@ BUDGETS = {
     "world": Budget(18_875, 11, 9.79),
     "plan": Budget(9_585, 6, 10.60),
     "product": Budget(570_980, 288, 9.97),
-    "tests": Budget(319_625, 172, 10.41),
+    "tests": Budget(319_800, 172, 10.41),
     "benchmarks, validation, tools": Budget(7_980, 41, 0.00),
     "README and docs": Budget(36_000, 35, 0.00),
     "C": Budget(186, 2, 0.00),

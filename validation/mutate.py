@@ -45,8 +45,9 @@ CPU_S = 20  # of tests: a mutant has survived the fastest ones that take so long
 TABLE, READER = "daydream/costs/operators.tsv", "daydream/costs/operators.py"
 ROOMS = "daydream/graph", "daydream/simulate", "daydream/transforms"
 TESTS = [
-    *("tests/graph", "tests/simulate", "tests/optimizations", "tests/costs", "tests/test_machine.py"),
-    *("tests/test_machine_blocked.py", "tests/test_machine_whatif.py", "tests/cli/test_cli_own_files.py"),
+    *("tests/graph", "tests/simulate", "tests/optimizations", "tests/costs", "tests/handles"),
+    *("tests/test_machine.py", "tests/test_machine_blocked.py", "tests/test_machine_whatif.py"),
+    "tests/cli/test_cli_own_files.py",
 ]
 PYTEST = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
 PAIRS = "Lt LtE,Gt GtE,Eq NotEq,Is IsNot,In NotIn,Add Sub,Mult Div,BitAnd BitOr,And Or"

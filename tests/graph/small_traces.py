@@ -364,7 +364,7 @@ def dims(shapes):
 # Small traces that show what each rule is for; times in microseconds.
 
 
-def full_queue_trace(depth=2, launches=5):
+def full_queue_trace(depth=2, launches=5, *, before=0):
     #  of a queue of two c is taken when a ends (105), d when b ends (206), e when c ends (307)
     #  thread 1  |a 5|b 5|c: wait 95, 5|d: wait 96, 5|e: wait 96, 5|
     #  stream 7      |a 100        |1|b 100       |1|c 100      |1|d 100 ...
@@ -374,7 +374,7 @@ def full_queue_trace(depth=2, launches=5):
         began = calls[-1][1]
         calls.append((began, 5 + (began if place < depth else kernels[place - depth][1])))
     return trace(
-        [call("cudaLaunchKernel", *at, place) for place, at in enumerate(calls)],
+        [call("cudaLaunchKernel", *at, place) for place, at in enumerate(calls) if place >= before],
         [kernel("abcde"[place], *at, place) for place, at in enumerate(kernels)],
     )
 

@@ -1,7 +1,9 @@
 """Groups and the edits that put work elsewhere, each on a graph small enough to draw."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Literal
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -311,6 +313,21 @@ def test_whole_numbers_do_as_numbers_and_none_where_it_is_the_default():
     assert result(describe(halve), factor=2) == 200
     assert result(describe(add), name=None, times=5) == 105
     assert result(describe(add), **{"add.times": 5}) == 105
+
+
+def test_what_is_installed_in_an_archive_is_found(tmp_path, monkeypatch):
+    with ZipFile(tmp_path / "made.zip", "w") as file:
+        file.writestr("made-1.dist-info/METADATA", "Name: made")
+        file.writestr("made-1.dist-info/entry_points.txt", f"[{registry.ENTRY_POINTS}]\nmade = made:made")
+    monkeypatch.syspath_prepend(tmp_path / "made.zip")
+    assert "made" in [each.name for each in registry._entry_points()]
+
+
+def test_times_that_nothing_asked_for_are_named():
+    graph = one_task()
+    graph.times = SimpleNamespace(answers=0)
+    apply([describe(halve)], graph, {})
+    assert "holds none that this prediction asks for" in graph.facts.notes[0]
 
 
 def test_who_edits_nothing_does_not_apply():

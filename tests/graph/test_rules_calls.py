@@ -27,9 +27,9 @@ from daydream.graph.rules.streams import _typical
 # -- launch queue ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("depth", "launches"), [(2, 5), (1, 3)])
-def test_the_depth_of_a_full_queue_is_learned_and_the_waits_come_out_of_the_calls(depth, launches):
-    graph = build(full_queue_trace(depth, launches))
+@pytest.mark.parametrize(("depth", "launches", "before"), [(2, 5, 0), (1, 3, 0), (1, 4, 1)])
+def test_the_depth_of_a_full_queue_is_learned_and_the_waits_come_out_of_the_calls(depth, launches, before):
+    graph = build(full_queue_trace(depth, launches, before=before))
 
     assert (graph.facts.queue_depth, graph.facts.queue_learned) == (depth, True)
     assert set(graph.select(kind="cpu").duration_ns) == {5_000}

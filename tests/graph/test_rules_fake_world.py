@@ -176,11 +176,10 @@ def test_on_a_gpu_a_collective_is_tied_to_the_kernels_around_it_of_its_rank():
     graph = build(world([first, second], 20, 1, [], world_size=2, rank=0, cluster=None))
 
     links = graph.links["cause"] == Cause.COMMUNICATION
-    src, dst = (graph.column("name", graph.links[end][links]).tolist() for end in ("src", "dst"))
-    assert [*zip(src, dst, strict=True)] == [
-        ("a", "all_reduce group 1"),
-        ("all_reduce group 1", "b"),
-    ]
+    ends = [graph.links[end][links] for end in ("src", "dst")]
+    names = [graph.column("name", each).tolist() for each in ends]
+    assert names == [["a", "all_reduce group 1"], ["all_reduce group 1", "b"]]
+    assert [graph.rank[each].tolist() for each in ends] == [[0, 1], [0, 1]]
 
 
 # -- stages of a pipeline, each recorded alone ------------------------------------------------------
