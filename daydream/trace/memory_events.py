@@ -141,19 +141,21 @@ def with_lost_allocations(events: MemoryEvents) -> tuple[MemoryEvents, int]:
                 unseen.append((-nbytes, event, before, address))
             last[address] = event, nbytes > 0
         unseen.sort(key=lambda free: (-free[0], free[1]))
-        if (rises > 0).sum() * len(unseen) > MOST_TRIED:
+        up = rises > 0
+        if up.sum() * len(unseen) > MOST_TRIED:
             continue
-        for event, rise, stay in zip(own[1:].tolist(), rises.tolist(), stays.tolist(), strict=True):
+        columns = own[1:], rises, stays
+        for event, rise, stay in zip(*(each[up].tolist() for each in columns), strict=True):
             rest = rise
             taken = []
             for free in unseen:
                 if free[0] <= rest and free[2] < event <= free[1]:
                     rest -= free[0]
                     taken.append(free)
-            if rise > 0 and not rest:
+            if not rest:
                 unseen = [free for free in unseen if free not in taken]
                 added += [(event, address, nbytes) for nbytes, _, _, address in taken]
-            elif min(rise, stay) > 0:
+            elif stay > 0:
                 added.append((event, UNKNOWN, min(rise, stay)))
     at, address, nbytes = np.array(added, np.int64).reshape(-1, 3).T
     unknown = np.full(len(at), UNKNOWN)

@@ -362,15 +362,15 @@ def on_one_clock(recording: Recording, launch: np.ndarray) -> bool:
         all_work = np.flatnonzero(recording.named(DEVICE_WAIT, "runtime"))
         before = ended[np.searchsorted(start[calls[order]], start[all_work])]
         rooms = np.append(rooms, end[all_work] - before)
-    room = int(rooms.min(initial=0))
-    if latency < -STRAY_NS and room >= -STRAY_NS:
+    room = int(rooms.min(initial=start[-1]))
+    if latency < -STRAY_NS and room + latency >= -STRAY_NS:
         moved = -latency
     elif room < -STRAY_NS and latency + room >= 0:
         moved = room
     else:
         return False
-    device = recording.is_kind(*DEVICE_KINDS)
-    recording.columns["start_ns"] = np.where(device, np.maximum(start + moved, 0), start)
+    start += moved * recording.is_kind(*DEVICE_KINDS)
+    recording.columns["start_ns"] = np.maximum(start, 0)
     recording.note(
         f"The device's clock was {abs(moved) / 1e3:,.1f} us {'ahead of' if moved < 0 else 'behind'} the CPU's, as "
         "its work and the calls that launch it or wait for it tell: its times were moved by that."
